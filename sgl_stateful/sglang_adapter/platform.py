@@ -1,0 +1,74 @@
+"""The out-of-tree platform that lets a stock SGLang serve on a plain CPU.
+
+SGLang's own CPU engine needs kernels that PyPI does not carry. `PortableCpuPlatform` needs none: it answers SGLang's
+questions with torch's CPU device and names `portable_cpu`, a pure-torch attention backend, as its default.
+"""
+
+import logging
+import os
+from typing import Any
+
+import torch
+from sglang.srt.platforms.cpu import CpuDeviceMixin
+from sglang.srt.platforms.device_mixin import PlatformEnum
+from sglang.srt.platforms.interface import PlatformCapabilities, SRTPlatform
+
+__all__ = ["ATTENTION_BACKEND", "PortableCpuPlatform", "activate", "available_accelerator"]
+
+ATTENTION_BACKEND = "portable_cpu"
+
+_ACCELERATORS = ("cuda", "xpu", "hpu", "npu", "musa", "mps")
+
+logger = logging.getLogger(__name__)
+
+
+class PortableCpuPlatform(CpuDeviceMixin, SRTPlatform):
+    """Any CPU that torch runs on: no Triton, no captured graphs, no compiled extension."""
+
+    _enum = PlatformEnum.OOT
+    capabilities = PlatformCapabilities()
+
+    def get_default_attention_backend(self) -> str:
+        """Name of the backend in SGLang's attention registry."""
+        return ATTENTION_BACKEND
+
+    def apply_server_args_defaults(self, server_args: Any) -> None:
+        """Fill what the caller left open; SGLang would otherwise choose `intel_amx` for every x86 CPU."""
+        if server_args.device is None:
+            server_args.device = "cpu"
+        # The recipe for a CPU asks for one backend; a caller who named either half keeps the choice.
+        named = (server_args.attention_backend, server_args.prefill_attention_backend)
+        if (*named, server_args.decode_attention_backend) == (None, None, None):
+            server_args.attention_backend = ATTENTION_BACKEND
+
+    def is_pin_memory_available(self, device: object = None) -> bool:
+        """False: there is no device to pin host memory for."""
+        return False
+
+
+def available_accelerator() -> str | None:
+    """Name of the first accelerator that torch can use, or None on a CPU-only machine."""
+    for name in _ACCELERATORS:
+        module = getattr(torch, name, None)
+        if module is not None and module.is_available():
+            return name
+    return None
+
+
+def activate() -> str | None:
+    """Answer SGLang's platform discovery.
+
+    Returns
+    -------
+    Dotted path of `PortableCpuPlatform`; None where an accelerator is available or where
+    `SGLANG_USE_CPU_ENGINE=1` asks for SGLang's own CPU kernels.
+    """
+    accelerator = available_accelerator()
+    if accelerator is not None:
+        logger.debug("portable_cpu stays inactive: %s is available", accelerator)
+        return None
+    if os.environ.get("SGLANG_USE_CPU_ENGINE", "0") not in ("", "0"):
+        logger.info("portable_cpu stays inactive: SGLANG_USE_CPU_ENGINE asks for SGLang's own CPU engine")
+        return None
+    logger.info("portable_cpu is active: no accelerator found, serving with torch on the CPU")
+    return f"{PortableCpuPlatform.__module__}.{PortableCpuPlatform.__qualname__}"
