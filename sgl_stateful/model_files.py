@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -141,10 +141,8 @@ def _convert(gguf: Path, built: Path) -> None:
 def _download_from_hub(built: Path) -> None:
     try:
         from huggingface_hub import snapshot_download
-        from huggingface_hub.utils import disable_progress_bars
     except ImportError as error:
         raise ModelFilesError(f"hub download needs huggingface_hub ({error})") from error
-    disable_progress_bars()
     try:
         snapshot_download(HUB_ID, local_dir=built, allow_patterns=["*.json", "*.jinja", "*.txt", "model.safetensors"])
     except Exception as error:  # the hub's client raises httpx's, its own and OSError
@@ -183,12 +181,12 @@ def _user_model(path: str) -> Path:
     return directory
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Print the model's directory, made first where it is absent."""
     parser = argparse.ArgumentParser(prog="get_models", description=f"Provide {MODEL_NAME} and print its directory.")
     parser.add_argument("--model-path", help="a Hugging Face directory to use instead (or set SGL_STATEFUL_MODEL)")
     parser.add_argument("--verify", action="store_true", help="check the SHA-256 of every file, not only its size")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     try:
         if path := arguments.model_path or os.environ.get("SGL_STATEFUL_MODEL"):
             print(_user_model(path))
