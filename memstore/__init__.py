@@ -1,1 +1,71 @@
-""""""
+"""Facts of many owners: records, vectors and KV blobs, without a server."""
+
+from memstore.blobs import BlobStats, KVBlobs
+from memstore.embedding import Embedder, SentenceTransformerEmbedder
+from memstore.encoding import Encoding, KVBlob
+from memstore.errors import (
+    BlobStoreError,
+    BlobStoreFull,
+    BlobStoreInUse,
+    BlobStoreReadOnly,
+    CorruptBlob,
+    EmbedderMismatch,
+    EmbeddingError,
+    FactNotFound,
+    InvalidEncoding,
+    InvalidFact,
+    InvalidInput,
+    InvalidOwner,
+    InvalidQuery,
+    MemStoreError,
+    StoreBusy,
+    StoreClosed,
+    StoreDamaged,
+    StoreError,
+    StoreFull,
+    StoreLocked,
+    StoreReadOnly,
+    StoreTooNew,
+)
+from memstore.settings import MemStoreSettings
+from memstore.store import MemStore
+from memstore.types import EncodingId, Fact, FactId, NewFact, OwnerId, SearchHit
+
+__all__ = [
+    "BlobStats",
+    "BlobStoreError",
+    "BlobStoreFull",
+    "BlobStoreInUse",
+    "BlobStoreReadOnly",
+    "CorruptBlob",
+    "Embedder",
+    "EmbedderMismatch",
+    "EmbeddingError",
+    "Encoding",
+    "EncodingId",
+    "Fact",
+    "FactId",
+    "FactNotFound",
+    "InvalidEncoding",
+    "InvalidFact",
+    "InvalidInput",
+    "InvalidOwner",
+    "InvalidQuery",
+    "KVBlob",
+    "KVBlobs",
+    "MemStore",
+    "MemStoreError",
+    "MemStoreSettings",
+    "NewFact",
+    "OwnerId",
+    "SearchHit",
+    "SentenceTransformerEmbedder",
+    "StoreBusy",
+    "StoreClosed",
+    "StoreDamaged",
+    "StoreError",
+    "StoreFull",
+    "StoreLocked",
+    "StoreReadOnly",
+    "StoreTooNew",
+]

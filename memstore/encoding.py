@@ -1,0 +1,148 @@
+"""One KV encoding of a fact: its description, its tensors, and how both become bytes."""
+
+import dataclasses
+import json
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+import xxhash
+
+from memstore.errors import InvalidEncoding
+from memstore.types import EncodingId, FactId, OwnerId
+
+if TYPE_CHECKING:
+    import torch
+
+_MAGIC = b"KVB1"
+_DIGEST_BYTES = 16
+_MAX_ID_CHARS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """What is known of one encoding without its tensors.
+
+    Attributes
+    ----------
+    id
+        Made by the caller from everything below, so that equal ids mean equal tensors.
+    fact_id, fact_version
+        The fact whose tokens were encoded.
+    fingerprint
+        Of model, tokenizer, template and rope; a KV of another fingerprint must not be spliced.
+    policy, rung
+        How the context in front was chosen, and which of several encodings under that policy this is.
+    saw
+        The facts (id, version) that stood in front, and whose change makes this encoding stale.
+    token_ids
+        The fact's own tokens.
+    nbytes
+        Size of K and V of one shard; set by `KVBlobs.put`.
+    created_at
+        Unix seconds.
+    """
+
+    id: EncodingId
+    owner: OwnerId
+    fact_id: FactId
+    fact_version: int
+    fingerprint: str
+    policy: str
+    token_ids: tuple[int, ...]
+    rung: int = 0
+    saw: tuple[tuple[FactId, int], ...] = ()
+    nbytes: int = 0
+    created_at: float = field(default_factory=time.time)
+
+
+class KVBlob(NamedTuple):
+    """The tensors of one encoding, on the CPU."""
+
+    k: "torch.Tensor"
+    """`[num_layers, num_tokens, num_kv_heads, head_dim]`, before rotation."""
+
+    v: "torch.Tensor"
+    """`[num_layers, num_tokens, num_kv_heads, head_dim]`."""
+
+    token_ids: tuple[int, ...]
+
+
+def validate_encoding(encoding: Encoding, k: "torch.Tensor", v: "torch.Tensor") -> None:
+    """Raise `InvalidEncoding` unless the tensors and the description fit together."""
+    if not (0 < len(encoding.id) <= _MAX_ID_CHARS) or set(encoding.id) - set("0123456789abcdef"):
+        raise InvalidEncoding(f"encoding id {encoding.id!r} is not 1 to {_MAX_ID_CHARS} lower-case hex characters")
+    if k.dim() != 4 or k.shape != v.shape or k.dtype != v.dtype:
+        raise InvalidEncoding(
+            f"K is {k.dtype} {list(k.shape)} and V is {v.dtype} {list(v.shape)}: "
+            "both must be [num_layers, num_tokens, num_kv_heads, head_dim] of one dtype"
+        )
+    if 0 in k.shape or k.shape[1] != len(encoding.token_ids):
+        raise InvalidEncoding(f"K has shape {list(k.shape)} for {len(encoding.token_ids)} token ids")
+    if not 0 <= encoding.rung < 2**32:
+        raise InvalidEncoding(f"rung {encoding.rung} is not in [0, 2**32)")
+
+
+def pack_blob(key: bytes, blob: KVBlob) -> bytes:
+    """Return the value for `blob`: magic, checksum over `key` and payload, payload in safetensors layout."""
+    import torch
+    from safetensors.torch import save
+
+    payload = save(
+        {
+            # Copies, because safetensors refuses tensors that overlap in memory, and these may be views.
+            "k": blob.k.detach().cpu().clone(memory_format=torch.contiguous_format),
+            "v": blob.v.detach().cpu().clone(memory_format=torch.contiguous_format),
+            "token_ids": torch.tensor(blob.token_ids, dtype=torch.int64),
+        }
+    )
+    return _MAGIC + _checksum(key, payload) + payload
+
+
+def unpack_blob(key: bytes, value: bytes | memoryview) -> KVBlob:
+    """Return the blob in `value`, or raise `ValueError` where any bit of it, or its key, is not as it was packed."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    start = len(_MAGIC) + _DIGEST_BYTES
+    payload = bytes(value[start:])
+    if value[:start] != _MAGIC + _checksum(key, payload):
+        raise ValueError("checksum does not match")
+    try:
+        tensors = load(payload)
+    except SafetensorError as error:
+        raise ValueError(f"payload is not safetensors: {error}") from error
+    k, v, token_ids = (tensors.get(name) for name in ("k", "v", "token_ids"))
+    if k is None or v is None or token_ids is None or k.dim() != 4 or k.shape != v.shape or k.dtype != v.dtype:
+        raise ValueError("payload has another layout")
+    if token_ids.shape != k.shape[1:2]:
+        raise ValueError(f"payload has {k.shape[1]} positions for {len(token_ids)} token ids")
+    return KVBlob(k, v, tuple(token_ids.tolist()))
+
+
+def pack_encoding(key: bytes, encoding: Encoding) -> bytes:
+    """Return the value for `encoding`: checksum over `key` and payload, payload in JSON."""
+    # A bare list, in the order of the fields: 50 of them are parsed for one request.
+    row = [getattr(encoding, name) for name in _FIELDS]
+    payload = json.dumps(row, ensure_ascii=False, separators=(",", ":")).encode()
+    return _checksum(key, payload) + payload
+
+
+def unpack_encoding(key: bytes, value: bytes | memoryview) -> Encoding:
+    """Return the encoding in `value`, or raise `ValueError` where it is not as it was packed."""
+    payload = bytes(value[_DIGEST_BYTES:])
+    if value[:_DIGEST_BYTES] != _checksum(key, payload):
+        raise ValueError("checksum does not match")
+    fields = dict(zip(_FIELDS, json.loads(payload), strict=True))
+    fields["token_ids"] = tuple(fields["token_ids"])
+    fields["saw"] = tuple((fact_id, version) for fact_id, version in fields["saw"])
+    return Encoding(**fields)
+
+
+_FIELDS = tuple(spec.name for spec in dataclasses.fields(Encoding))
+
+
+def _checksum(key: bytes, payload: bytes) -> bytes:
+    digest = xxhash.xxh3_128(key)
+    digest.update(payload)
+    return digest.digest()

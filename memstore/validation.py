@@ -1,0 +1,82 @@
+"""What the store accepts: the one place that refuses input from outside."""
+
+import json
+import math
+from collections.abc import Mapping
+
+from memstore.errors import InvalidFact, InvalidInput, InvalidOwner, InvalidQuery
+from memstore.types import NewFact, OwnerId
+
+MAX_OWNER_BYTES = 512
+
+
+def validate_owner(owner: str) -> OwnerId:
+    """Return `owner` as an `OwnerId`, or raise `InvalidOwner`."""
+    size_bytes = _storable("owner", owner, InvalidOwner)
+    if not size_bytes:
+        raise InvalidOwner("owner is empty: name whose facts these are")
+    if size_bytes > MAX_OWNER_BYTES:
+        raise InvalidOwner(f"owner has {size_bytes} bytes in UTF-8, more than {MAX_OWNER_BYTES}: use a shorter key")
+    return OwnerId(owner)
+
+
+def validate_fact(fact: NewFact) -> None:
+    """Raise `InvalidFact` unless every field of `fact` can be stored and read back unchanged."""
+    _storable("text", fact.text, InvalidFact)
+    if not fact.text.strip():
+        raise InvalidFact("text is empty: a fact needs at least one visible character")
+    _storable("stream", fact.stream, InvalidFact)
+    for name, value in (("speaker", fact.speaker), ("time", fact.time)):
+        if value is not None:
+            _storable(name, value, InvalidFact)
+    encode_metadata(fact.metadata)
+
+
+def encode_metadata(metadata: Mapping[str, object]) -> str:
+    """Return `metadata` as JSON text.
+
+    Raises
+    ------
+    InvalidFact
+        Where it is no object, or JSON would change it (NaN, tuples, keys that are no strings, lone surrogates).
+    """
+    if not isinstance(metadata, Mapping):
+        raise InvalidFact(f"metadata is a {type(metadata).__name__}: pass a JSON object")
+    plain = dict(metadata)
+    try:
+        text = json.dumps(plain, ensure_ascii=False, allow_nan=False)
+        text.encode()
+        unchanged = json.loads(text) == plain
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidFact(f"metadata is not JSON: {error}") from error
+    if not unchanged:
+        raise InvalidFact("metadata would be changed by JSON: use string keys, and lists instead of tuples")
+    return text
+
+
+def validate_query(query: str, *, k: int, min_score: float | None) -> None:
+    """Raise `InvalidQuery` unless `query`, `k` and `min_score` ask for something."""
+    _storable("query", query, InvalidQuery)
+    if not query.strip():
+        raise InvalidQuery("query is empty: there is nothing to compare facts with")
+    validate_count("k", k)
+    if min_score is not None and math.isnan(min_score):
+        raise InvalidQuery("min_score is NaN: pass a cosine similarity in [-1, 1] or None")
+
+
+def validate_count(name: str, value: int) -> None:
+    """Raise `InvalidQuery` unless `value` is an integer of at least 0."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise InvalidQuery(f"{name} is {value!r}: pass an integer of at least 0")
+
+
+def _storable(name: str, value: str, refusal: type[InvalidInput]) -> int:
+    """Return the size of `value` in bytes of UTF-8, or raise `refusal`."""
+    if not isinstance(value, str):
+        raise refusal(f"{name} is a {type(value).__name__}: pass a string")
+    if "\0" in value:
+        raise refusal(f"{name} holds a NUL character at {value.index(chr(0))}: remove it")
+    try:
+        return len(value.encode())
+    except UnicodeEncodeError as error:
+        raise refusal(f"{name} holds a lone surrogate at {error.start}: it is not text in any encoding") from error
