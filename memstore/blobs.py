@@ -1,12 +1,13 @@
 """KV blobs: a memory-mapped cache that the HTTP process and the scheduler process share.
 
-Four tables in one LMDB environment; `owner` and `fact` are 16-byte digests in every key:
+Five tables in one LMDB environment; `owner` and `fact` are 16-byte digests in every key:
 
 =======  =====================================  =================================
 slots    owner fact digest(fingerprint, policy) rung   the description, checksummed
 ids      encoding id                            its slot
 blobs    owner fact "encoding id/" shard        the tensors, checksummed
 saw      owner fact-that-was-seen               ids of encodings that saw it (many)
+anchors  owner digest(policy)                   ids of the facts that stand before others
 =======  =====================================  =================================
 
 A slot holds the newest version alone, so a stale encoding can never be returned for a newer fact.
@@ -85,7 +86,7 @@ class KVBlobs:
         self._env, databases, replaced = open_environment(
             self.path, map_size_bytes=settings.blob_map_size_bytes, max_readers=settings.blob_max_readers
         )
-        self._slots, self._ids, self._blobs, self._saw = (databases[name] for name in DATABASES)
+        self._slots, self._ids, self._blobs, self._saw, self._anchors = (databases[name] for name in DATABASES)
         self.corrupt_count = int(replaced)
 
     def put(self, encoding: Encoding, k: "torch.Tensor", v: "torch.Tensor") -> bool:
@@ -154,6 +155,22 @@ class KVBlobs:
         logger.warning("KV of encoding %s is damaged (%s): dropped, to be encoded anew", encoding_id, damage)
         raise CorruptBlob(f"KV of encoding {encoding_id} is damaged ({damage}): it was dropped, encode the fact anew")
 
+    def has(self, encoding_id: EncodingId) -> bool:
+        """Return whether an encoding is there, of any shard; what it holds is checked when it is loaded."""
+        with self._transaction() as txn:
+            return txn.get(encoding_id.encode(), db=self._ids) is not None
+
+    def anchors(self, owner: OwnerId, policy: str) -> tuple[FactId, ...]:
+        """Return the facts that stand before this owner's others under `policy`, as they were last set."""
+        with self._transaction() as txn:
+            value = txn.get(_anchors_key(owner, policy), db=self._anchors)
+        return tuple(FactId(fact_id) for fact_id in value.decode().split("\n")) if value else ()
+
+    def set_anchors(self, owner: OwnerId, policy: str, fact_ids: Sequence[FactId]) -> None:
+        """Keep the facts that stand before this owner's others under `policy`."""
+        with self._transaction(write=True) as txn:
+            txn.put(_anchors_key(owner, policy), "\n".join(fact_ids).encode(), db=self._anchors)
+
     def current(
         self, owner: OwnerId, facts: Sequence[tuple[FactId, int]], *, fingerprint: str, policy: str
     ) -> dict[FactId, dict[int, Encoding]]:
@@ -196,8 +213,14 @@ class KVBlobs:
         return self._drop(_fact_key(owner, fact_id))
 
     def drop_owner(self, owner: OwnerId) -> int:
-        """Remove every encoding of an owner's facts; return how many there were."""
-        return self._drop(_digest(owner))
+        """Remove every encoding of an owner's facts, and their anchors; return how many encodings there were."""
+        prefix = _digest(owner)
+        with self._transaction(write=True) as txn:
+            cursor = txn.cursor(self._anchors)
+            more = cursor.set_range(prefix)
+            while more and cursor.key().startswith(prefix):
+                more = cursor.delete()
+        return self._drop(prefix)
 
     def stats(self) -> BlobStats:
         """Return the number of encodings and their size."""
@@ -275,6 +298,10 @@ def _digest(text: str) -> bytes:
 
 def _fact_key(owner: OwnerId, fact_id: FactId) -> bytes:
     return _digest(owner) + _digest(fact_id)
+
+
+def _anchors_key(owner: OwnerId, policy: str) -> bytes:
+    return _digest(owner) + _digest(policy)
 
 
 def _slot_key(encoding: Encoding) -> bytes:

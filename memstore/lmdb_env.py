@@ -14,7 +14,7 @@ from memstore.errors import BlobStoreError, BlobStoreFull, BlobStoreInUse, BlobS
 
 logger = logging.getLogger(__name__)
 
-DATABASES = (b"slots", b"ids", b"blobs", b"saw")
+DATABASES = (b"slots", b"ids", b"blobs", b"saw", b"anchors")
 _FORMAT = b"1"
 _DAMAGE = (lmdb.InvalidError, lmdb.VersionMismatchError, lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.PanicError)
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
