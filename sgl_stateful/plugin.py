@@ -1,4 +1,4 @@
-"""What the entry points of the distribution name."""
+"""What the entry points of the distribution name. SGLang calls them in every process that it starts."""
 
 
 def portable_cpu() -> str | None:
@@ -10,6 +10,7 @@ def portable_cpu() -> str | None:
 
 def register() -> None:
     """Attach to SGLang, for the group `sglang.srt.plugins`."""
-    from sgl_stateful.sglang_adapter import attention
+    from sgl_stateful.sglang_adapter import attention, hooks
 
     attention.register()
+    hooks.register_hooks()

@@ -1,0 +1,81 @@
+"""``sgl-stateful``: SGLang's own server with a memory."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sgl_stateful.settings import ENV_PREFIX, StatefulSettings
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+_DEFAULTS = {name: field.default for name, field in StatefulSettings.model_fields.items()}
+
+
+@app.callback()
+def _root() -> None:
+    """Memory facts as KV for SGLang servers."""
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def serve(
+    context: typer.Context,
+    model: Annotated[str, typer.Option("--model", "--model-path", help="Model directory or hub id.")],
+    memory: Annotated[Path | None, typer.Option(help="Directory of the memory store; made if absent.")] = None,
+    policy: Annotated[str, typer.Option(help="Encoding policy: 'anchor:N' or 'window:W'.")] = _DEFAULTS["policy"],
+    also_encode: Annotated[str, typer.Option(help="More policies to choose from, comma-separated.")] = "",
+    embedder: Annotated[str | None, typer.Option(help="Sentence-transformers path or hub id.")] = None,
+    arena_mib: Annotated[int, typer.Option(min=1, help="Memory for encoded facts, MiB.")] = _DEFAULTS["arena_mib"],
+    allow_unverified_splice: Annotated[
+        bool, typer.Option("--allow-unverified-splice", help="Serve although the self-test failed.")
+    ] = False,
+) -> None:
+    """Serve a model with a memory; every other flag is SGLang's own."""
+    try:
+        values = {
+            "memory": memory,
+            "policy": policy,
+            "also_encode": also_encode,
+            "embedder": embedder,
+            "arena_mib": arena_mib,
+            "allow_unverified_splice": allow_unverified_splice,
+        }
+        settings = StatefulSettings(**{name: value for name, value in values.items() if value is not None})
+        settings.policies()
+        if memory is not None:
+            pass
+    except (ValueError, OSError) as error:
+        _fail(str(error))
+    for name, value in values.items():
+        if value is not None:
+            os.environ[f"{ENV_PREFIX}{name.upper()}"] = str(value)
+    _launch(["--model-path", model, "--radix-cache-backend", "stateful", *context.args])
+
+
+def _check_memory(memory: Path) -> None:
+    """Fail in this process, in one line, for what SGLang would report from a subprocess."""
+    from memstore import StoreError, check_directory
+
+    try:
+        check_directory(memory)
+    except StoreError as error:
+        _fail(str(error))
+
+
+def _launch(arguments: list[str]) -> None:
+    from sgl_stateful.sglang_adapter.launch import launch_server
+
+    launch_server(arguments)
+
+
+def _fail(message: str) -> None:
+    print(f"sgl-stateful: {message}", file=sys.stderr)
+    raise typer.Exit(2)
+
+
+if __name__ == "__main__":
+    app()

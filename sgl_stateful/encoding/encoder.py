@@ -1,0 +1,307 @@
+"""Encodes facts in the background: finds those without KV, prefills them behind their prefix, and waits for nobody.
+
+Runs on the HTTP process's event loop as ordinary requests of the server. While callers' requests are in flight it
+keeps one request of its own; otherwise as many as the settings allow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from memstore import Encoding, Fact, FactId, KVBlobs, MemStore, OwnerId
+from sgl_stateful.directive import Capture, CaptureItem, Span
+from sgl_stateful.engine_port import EnginePort
+
+from .codec import FactCodec
+from .policies import EncodeJob, EncodingPolicy
+
+logger = logging.getLogger(__name__)
+
+_PAGE = 1000  # facts read from the store at once
+_ATTEMPTS = 3
+
+
+@dataclass(slots=True)
+class EncodeCounts:
+    """What one policy has cost so far. ``tokens_prefilled`` counts what the engine computed, prefixes included."""
+
+    facts: int = 0
+    fact_tokens: int = 0
+    tokens_prefilled: int = 0
+    bytes: int = 0
+    failures: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class _OwnerWork:
+    """Facts of one owner that still lack KV, by policy; None until the owner has been looked at."""
+
+    missing: dict[str, set[FactId]] | None = None
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    attempts: int = 0
+
+
+class Encoder:
+    """The background encoder of one server.
+
+    Parameters
+    ----------
+    policies
+        The default one first; each fact is encoded under all of them.
+    salt
+        Cache salt of an owner.
+    max_job_tokens
+        Longest prompt that an encoding may take; longer prefixes are cut from the front.
+    """
+
+    def __init__(
+        self,
+        *,
+        store: MemStore,
+        blobs: KVBlobs,
+        codec: FactCodec,
+        policies: Sequence[EncodingPolicy],
+        engine: EnginePort,
+        salt: Callable[[str], str],
+        concurrency: int,
+        max_job_tokens: int,
+    ) -> None:
+        self._store = store
+        self._blobs = blobs
+        self._codec = codec
+        self._policies = tuple(policies)
+        self._engine = engine
+        self._salt = salt
+        self._concurrency = concurrency
+        self._max_job_tokens = max_job_tokens
+        self._owners: dict[str, _OwnerWork] = {}
+        self._wake = asyncio.Event()
+        self._in_flight = 0
+        self._slot_free = asyncio.Condition()
+        self.counts = {policy.name: EncodeCounts() for policy in policies}
+
+    # ---- what callers use ----
+
+    def notify(self, owner: str) -> None:
+        """The owner's facts changed, or an encoding of theirs was lost."""
+        work = self._owners.setdefault(owner, _OwnerWork())
+        work.missing, work.attempts = None, 0
+        self._wake.set()
+
+    async def wait_for(self, owner: str, fact_ids: Sequence[FactId], *, timeout_s: float) -> list[FactId]:
+        """Wait until the facts have KV under every policy; returns those that still have none when time is up."""
+        deadline = time.monotonic() + timeout_s
+        while (work := self._owners.get(owner)) is not None:
+            if work.missing is not None:
+                left = [fact_id for fact_id in fact_ids if any(fact_id in m for m in work.missing.values())]
+                if not left or work.attempts >= _ATTEMPTS:
+                    return left
+            work.changed.clear()
+            try:
+                await asyncio.wait_for(work.changed.wait(), max(deadline - time.monotonic(), 0))
+            except TimeoutError:
+                return list(fact_ids) if work.missing is None else left
+        return []
+
+    def pending(self) -> int:
+        """Encodings known to be missing now; owners not yet looked at count one each."""
+        return sum(1 if w.missing is None else sum(map(len, w.missing.values())) for w in self._owners.values())
+
+    async def run(self) -> None:
+        """Encode what is missing, for ever; cancel to stop."""
+        for owner in await asyncio.to_thread(self._store.owners):
+            self.notify(owner)
+        while True:
+            todo = [o for o, w in self._owners.items() if w.missing is None or (w.missing and w.attempts < _ATTEMPTS)]
+            if not todo:
+                self._wake.clear()
+                await self._wake.wait()
+                continue
+            for owner in todo:
+                try:
+                    await self._encode_owner(owner)
+                except asyncio.CancelledError:
+                    raise
+                except Exception:
+                    # The encoder serves every owner: what fails for one is logged, counted and tried again later.
+                    logger.exception("encoding facts failed; they are served as text until it succeeds")
+                    self._fail(owner)
+
+    def _fail(self, owner: str) -> None:
+        work = self._owners[owner]
+        work.attempts += 1
+        if work.missing is None:
+            work.missing = {}
+        work.changed.set()
+
+    # ---- one owner ----
+
+    async def _encode_owner(self, owner: str) -> None:
+        work = self._owners[owner]
+        plans: dict[str, list[EncodeJob]] = {}
+        missing: dict[str, set[FactId]] = {}
+        for policy in self._policies:
+            jobs = await asyncio.to_thread(self._plan, owner, policy)
+            plans[policy.name] = jobs
+            missing[policy.name] = {fact.id for job in jobs for fact in job.facts}
+        work.missing = missing
+        work.changed.set()
+        before = sum(c.failures for c in self.counts.values())
+        for name, jobs in plans.items():
+            await self._run_jobs(owner, name, jobs)
+            if work.missing is not missing:  # notified meanwhile: plan again
+                return
+        if sum(c.failures for c in self.counts.values()) > before:
+            work.attempts += 1
+            work.changed.set()
+            if work.attempts < _ATTEMPTS:
+                work.missing = None
+        elif not any(missing.values()):
+            self._owners.pop(owner, None)
+            work.changed.set()
+
+    def _plan(self, owner: str, policy: EncodingPolicy) -> list[EncodeJob]:
+        facts = self._all_facts(owner)
+        current = {fact.id: fact.version for fact in facts}
+        stored = self._blobs.anchors(OwnerId(owner), policy.name)
+        anchors = policy.choose_anchors(facts, stored)
+        if anchors != stored:
+            self._blobs.set_anchors(OwnerId(owner), policy.name, anchors)
+        encoded = self._blobs.current(
+            OwnerId(owner), list(current.items()), fingerprint=self._codec.fingerprint, policy=policy.name
+        )
+        missing = []
+        for fact in facts:
+            encoding = encoded.get(fact.id, {}).get(0)
+            if encoding is None or _is_stale(
+                encoding, current, anchors, self._anchor_saw(policy, facts, fact, anchors)
+            ):
+                missing.append(fact)
+        return policy.plan(facts, missing, anchors)
+
+    @staticmethod
+    def _anchor_saw(
+        policy: EncodingPolicy, facts: Sequence[Fact], fact: Fact, anchors: Sequence[FactId]
+    ) -> tuple[tuple[FactId, int], ...] | None:
+        return policy.plan(facts, [fact], anchors)[0].saw(0) if anchors else None
+
+    def _all_facts(self, owner: str) -> list[Fact]:
+        facts: list[Fact] = []
+        while page := self._store.list(owner, limit=_PAGE, after_seq=facts[-1].seq if facts else 0):
+            facts += page
+        return facts
+
+    async def _run_jobs(self, owner: str, policy: str, jobs: Sequence[EncodeJob]) -> None:
+        started = time.monotonic()
+        by_prefix: dict[tuple[FactId, ...], list[EncodeJob]] = {}
+        for job in jobs:
+            by_prefix.setdefault(tuple(f.id for f in job.prefix), []).append(job)
+        async with asyncio.TaskGroup() as group:
+            for same_prefix in by_prefix.values():
+                if len(same_prefix) > 1 and same_prefix[0].prefix:
+                    await self._prime(owner, policy, same_prefix[0])
+                for job in same_prefix:
+                    await self._acquire()
+                    group.create_task(self._run_job(owner, policy, job))
+        self.counts[policy].seconds += time.monotonic() - started
+
+    async def _acquire(self) -> None:
+        async with self._slot_free:
+            await self._slot_free.wait_for(self._has_slot)
+            self._in_flight += 1
+
+    def _has_slot(self) -> bool:
+        return self._in_flight < (1 if self._engine.foreground_requests() else self._concurrency)
+
+    async def _prime(self, owner: str, policy: str, job: EncodeJob) -> None:
+        """Prefill a prefix that several jobs share, once."""
+        ids = [*self._codec.context, *self._prefix_ids(job)]
+        result = await self._engine.prefill(ids, salt=self._salt(owner), directive=None)
+        self.counts[policy].tokens_prefilled += result.prompt_tokens - result.cached_tokens
+
+    def _prefix_ids(self, job: EncodeJob) -> list[int]:
+        room = self._max_job_tokens - len(self._codec.context)
+        room -= sum(len(self._codec.encode_fact(fact).token_ids) for fact in job.facts)
+        kept: list[tuple[int, ...]] = []
+        for fact in reversed(job.prefix):
+            ids = self._codec.encode_fact(fact).token_ids
+            if len(ids) > room:
+                break
+            room -= len(ids)
+            kept.append(ids)
+        return [i for ids in reversed(kept) for i in ids]
+
+    async def _run_job(self, owner: str, policy: str, job: EncodeJob) -> None:
+        counts = self.counts[policy]
+        try:
+            ids = [*self._codec.context, *self._prefix_ids(job)]
+            items = []
+            for index, fact in enumerate(job.facts):
+                tokens = self._codec.encode_fact(fact)
+                saw = job.saw(index)
+                encoding_id = self._codec.encoding_id(
+                    tokens, policy=policy, saw=saw, saw_ids=ids[len(self._codec.context) :]
+                )
+                span = Span(encoding_id, len(ids), len(ids) + len(tokens.token_ids))
+                ids += tokens.token_ids
+                encoding = Encoding(
+                    id=encoding_id,
+                    owner=fact.owner,
+                    fact_id=fact.id,
+                    fact_version=fact.version,
+                    fingerprint=self._codec.fingerprint,
+                    policy=policy,
+                    rung=0,
+                    saw=saw,
+                    token_ids=(),  # the scheduler fills in the ids that it captured
+                )
+                items.append(CaptureItem(span, dataclasses.asdict(encoding)))
+            # Windows grow by what the job before has published; a fact behind a constant list is nobody's prefix.
+            directive = Capture(tuple(items), publish=len(job.facts) > 1 or policy.startswith("window"))
+            result = await self._engine.prefill(ids, salt=self._salt(owner), directive=directive)
+            if result.scheduler.get("captured") != len(items):
+                raise RuntimeError(f"the scheduler captured {result.scheduler} of {len(items)} facts")
+            counts.facts += len(items)
+            counts.fact_tokens += sum(len(item.span) for item in items)
+            counts.tokens_prefilled += result.prompt_tokens - result.cached_tokens
+            counts.bytes += result.scheduler.get("captured_bytes", 0)
+            await asyncio.to_thread(self._drop_orphans, owner, job.facts)
+            self._done(owner, policy, job.facts)
+        except Exception:
+            counts.failures += 1
+            logger.exception("encoding of %d facts failed", len(job.facts))
+        finally:
+            async with self._slot_free:
+                self._in_flight -= 1
+                self._slot_free.notify_all()
+
+    def _drop_orphans(self, owner: str, facts: Sequence[Fact]) -> None:
+        """A fact may have been deleted while its KV was computed: then the KV goes as well."""
+        alive = {fact.id: fact.version for fact in self._store.get_many(owner, [fact.id for fact in facts])}
+        for fact in facts:
+            if alive.get(fact.id) != fact.version:
+                self._blobs.drop_fact(fact.owner, fact.id)
+
+    def _done(self, owner: str, policy: str, facts: Sequence[Fact]) -> None:
+        work = self._owners.get(owner)
+        if work is not None and work.missing is not None:
+            work.missing.get(policy, set()).difference_update(fact.id for fact in facts)
+            work.changed.set()
+
+
+def _is_stale(
+    encoding: Encoding,
+    current: dict[FactId, int],
+    anchors: Sequence[FactId],
+    expected: tuple[tuple[FactId, int], ...] | None,
+) -> bool:
+    """Whether an encoding saw a fact that has changed or gone, or other anchors than the owner's."""
+    if any(current.get(fact_id) != version for fact_id, version in encoding.saw):
+        return True
+    return expected is not None and encoding.saw != expected

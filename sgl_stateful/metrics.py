@@ -1,0 +1,40 @@
+"""Prometheus metrics of the memory, shown in SGLang's own ``/metrics``."""
+
+from __future__ import annotations
+
+from collections import Counter as Tally
+from typing import Any
+
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
+
+_MS = (0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 5000)
+
+
+class MemoryMetrics:
+    """Counters and latencies of memory requests."""
+
+    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+        prefix = "sgl_stateful_memory"
+        self.requests = Counter(f"{prefix}_requests", "Memory requests by outcome.", ["tier"], registry=registry)
+        self.fallbacks = Counter(
+            f"{prefix}_fallbacks", "Requests that asked for a splice and got none.", ["reason"], registry=registry
+        )
+        self.tokens = Counter(f"{prefix}_tokens", "Prompt tokens of memory requests.", ["source"], registry=registry)
+        self.degraded = Counter(f"{prefix}_degraded", "Requests served without their facts.", registry=registry)
+        self.latency_ms = Histogram(f"{prefix}_ms", "Milliseconds by stage.", ["stage"], buckets=_MS, registry=registry)
+        self._tally: Tally[str] = Tally()
+
+    def observe(self, shown: dict[str, Any]) -> None:
+        """Count one finished request by its report."""
+        self.requests.labels(shown["tier"]).inc()
+        self._tally[shown["tier"]] += 1
+        if shown["requested_mode"] == "splice" and shown["tier"] == "text":
+            self.fallbacks.labels((shown["reason"] or "unknown").split(":")[0]).inc()
+        for source in ("cached", "spliced", "prefilled"):
+            self.tokens.labels(source).inc(max(shown["tokens"][source], 0))
+        for stage, value in shown["ms"].items():
+            self.latency_ms.labels(stage).observe(value)
+
+    def totals(self) -> dict[str, int]:
+        """Finished requests by tier."""
+        return dict(self._tally)

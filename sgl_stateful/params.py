@@ -1,0 +1,82 @@
+"""What a caller asks of memory in one request: ``custom_params: {"memory": {...}}``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from sgl_stateful.directive import DIRECTIVE_KEY
+from sgl_stateful.errors import BadMemoryRequest, ForgedDirective
+from sgl_stateful.prompt import Order, Placement
+
+MEMORY_KEY = "memory"
+MAX_FACTS = 1000
+
+Mode = Literal["splice", "text", "off"]
+
+
+class MemoryParams(BaseModel):
+    """Facts of ``owner`` that belong into the prompt, and how they get there.
+
+    Attributes
+    ----------
+    owner
+        Whose facts.
+    k
+        How many at most, 0 to 1000.
+    mode
+        ``splice`` serves encoded facts from memory, ``text`` prefills the same token ids, ``off`` leaves facts out.
+    placement
+        ``tail``: at the start of the last user message, behind the history. ``system``: at the end of the system
+        message. Prompts without messages have the marker ``{{memory}}`` or take the facts first.
+    order
+        ``relevance_last`` puts the best fact nearest the question; ``chronological`` keeps the order of arrival.
+    min_score
+        Leave out facts below this cosine similarity.
+    query
+        What to search for; by default the last user message (or the prompt).
+    policy
+        Which of the server's encoding policies; by default its first.
+    insert_at
+        For prompts given as token ids: the position at which the facts go in.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    owner: str
+    k: int = Field(10, ge=0, le=MAX_FACTS, strict=True)
+    mode: Mode = "splice"
+    placement: Placement = "tail"
+    order: Order = "relevance_last"
+    min_score: float | None = Field(None, ge=-1, le=1)
+    query: str | None = None
+    policy: str | None = None
+    insert_at: int = Field(0, ge=0, strict=True)
+
+
+def parse_memory_params(custom_params: Mapping[str, Any] | None) -> MemoryParams | None:
+    """Read a request's memory parameters; None where it asks for none.
+
+    Raises
+    ------
+    ForgedDirective
+        The caller set the server's internal key.
+    BadMemoryRequest
+        A field is unknown, missing or out of range; the message names each.
+    """
+    if not custom_params:
+        return None
+    if DIRECTIVE_KEY in custom_params:
+        raise ForgedDirective(f"custom_params.{DIRECTIVE_KEY} is reserved for the server; remove it")
+    raw = custom_params.get(MEMORY_KEY)
+    if raw is None:
+        return None
+    try:
+        return MemoryParams.model_validate(raw)
+    except ValidationError as error:
+        problems = "; ".join(
+            f"{'.'.join(map(str, problem['loc'])) or MEMORY_KEY}: {problem['msg']}" for problem in error.errors()
+        )
+        raise BadMemoryRequest(f"custom_params.memory is not valid: {problems}") from error

@@ -1,0 +1,435 @@
+"""The memory of one server, in the HTTP process: retrieval, prompt assembly, reports, and the background encoder.
+
+Knows nothing of SGLang: an ``EnginePort`` runs its prompts. Everything that a request waits for here is synchronous
+and thread-safe, because SGLang converts requests on worker threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import logging
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from memstore import Fact, FactId, InvalidInput, KVBlobs, MemStore, MemStoreError, NewFact, OwnerId, SearchHit
+from sgl_stateful.directive import Directive, Span, Splice
+from sgl_stateful.encoding.codec import FactCodec
+from sgl_stateful.encoding.encoder import Encoder
+from sgl_stateful.engine_port import EnginePort
+from sgl_stateful.errors import BadMemoryRequest, UnverifiedSplice
+from sgl_stateful.metrics import MemoryMetrics
+from sgl_stateful.params import MemoryParams
+from sgl_stateful.prompt import FactTokens, Tokenizer, assemble, order_facts
+from sgl_stateful.selftest import SelfTestVerdict, run_self_test
+from sgl_stateful.settings import StatefulSettings
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Report:
+    """What happened to one request's memory; the scheduler's part arrives with its first token."""
+
+    mode: str
+    owner: str
+    policy: str
+    facts: list[dict[str, Any]]
+    not_encoded: int = 0
+    dropped_for_length: int = 0
+    reason: str | None = None
+    degraded: bool = False
+    retrieve_ms: float = 0.0
+    assemble_ms: float = 0.0
+    splice_ms: float = 0.0
+    spliced_tokens: int = 0
+    tier: str = "text"
+
+    def finish(self, scheduler: dict[str, Any] | None, *, prompt_tokens: int, cached_tokens: int) -> dict[str, Any]:
+        """Merge the scheduler's part and return what the response shows."""
+        if scheduler is not None:
+            self.spliced_tokens = scheduler.get("spliced_tokens", 0)
+            self.splice_ms = scheduler.get("splice_ms", 0.0)
+            self.tier = scheduler.get("tier", "text")
+            self.reason = scheduler.get("reason") or self.reason
+        return {
+            "mode": "splice" if self.tier == "spliced" else ("off" if self.mode == "off" else "text"),
+            "requested_mode": self.mode,
+            "tier": self.tier if self.facts else "none",
+            "reason": self.reason,
+            "degraded": self.degraded,
+            "owner": self.owner,
+            "policy": self.policy,
+            "facts": self.facts,
+            "not_encoded": self.not_encoded,
+            "dropped_for_length": self.dropped_for_length,
+            "tokens": {
+                "prompt": prompt_tokens,
+                "cached": cached_tokens - self.spliced_tokens,
+                "spliced": self.spliced_tokens,
+                "prefilled": prompt_tokens - cached_tokens,
+            },
+            "ms": {
+                "retrieve": round(self.retrieve_ms, 3),
+                "assemble": round(self.assemble_ms, 3),
+                "splice": round(self.splice_ms, 3),
+            },
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A prompt that is ready for the engine."""
+
+    token_ids: list[int]
+    directive: Directive | None
+    salt: str
+    report: Report
+
+
+class MemoryService:
+    """Memory for one server.
+
+    Parameters
+    ----------
+    context
+        Chat template text up to where facts go in a fresh conversation; stands before every encoding.
+    context_len
+        The model's context, tokens.
+    """
+
+    def __init__(
+        self,
+        *,
+        settings: StatefulSettings,
+        store: MemStore,
+        blobs: KVBlobs,
+        tokenizer: Tokenizer,
+        engine: EnginePort,
+        context: str,
+        context_len: int,
+    ) -> None:
+        self.settings = settings
+        self.store = store
+        self.metrics = MemoryMetrics()
+        self._blobs = blobs
+        self._tokenizer = tokenizer
+        self._engine = engine
+        self._context = context
+        self._context_len = context_len
+        self._policies = settings.policies()
+        self._secret = secrets.token_bytes(16)
+        self._weights_epoch = ""
+        self._start = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.verdict: SelfTestVerdict | None = None
+        self.description: dict[str, Any] = {}
+        self.codec: FactCodec | None = None
+        self.encoder: Encoder | None = None
+        self._header_ids: list[int] = []
+        self._footer_ids: list[int] = []
+
+    # ---- start-up ----
+
+    async def start(self) -> None:
+        """Learn the model's fingerprint, verify splicing, start the encoder; harmless when repeated.
+
+        Raises
+        ------
+        UnverifiedSplice
+            The self-test failed and the settings do not allow that.
+        """
+        async with self._start:
+            if self.codec is not None:
+                return
+            self.description = dict(await self._engine.control("describe"))
+            codec = self._new_codec()
+            self._header_ids = codec.encode_text(self.settings.header)
+            self._footer_ids = codec.encode_text(self.settings.footer)
+            if self.settings.self_test:
+                self.verdict = await run_self_test(
+                    self._engine, codec, salt=self.salt("\x00self-test"), dtype=self.description["dtype"]
+                )
+                logger.info("splice self-test: %s", self.verdict)
+                if not self.verdict.passed and not self.settings.allow_unverified_splice:
+                    raise UnverifiedSplice(
+                        f"the splice self-test failed on this model: {self.verdict}. "
+                        "Report it, or serve anyway with --allow-unverified-splice"
+                    )
+            self._adopt(codec)
+
+    def _new_codec(self) -> FactCodec:
+        plain = FactCodec(self._tokenizer, context=(), model_fingerprint="")
+        context = plain.encode_text(self._context) + plain.encode_text(self.settings.header)
+        fingerprint = f"{self.description['fingerprint']}{self._weights_epoch}"
+        return FactCodec(self._tokenizer, context=context, model_fingerprint=fingerprint)
+
+    def _adopt(self, codec: FactCodec) -> None:
+        for task in self._tasks:
+            task.cancel()
+        self.codec = codec
+        self.encoder = Encoder(
+            store=self.store,
+            blobs=self._blobs,
+            codec=codec,
+            policies=self._policies,
+            engine=self._engine,
+            salt=self.salt,
+            concurrency=self.settings.encode_concurrency,
+            max_job_tokens=self._job_budget(),
+        )
+        task = asyncio.get_running_loop().create_task(self.encoder.run(), name="sgl-stateful encoder")
+        self._tasks = {task}
+
+    def _job_budget(self) -> int:
+        return min(self._context_len - 8, int(self.description["pool_tokens"]) // 2)
+
+    async def weights_changed(self) -> None:
+        """Weights were updated in place: no encoding made so far may be spliced again."""
+        async with self._start:
+            if self.codec is None:
+                return
+            self._weights_epoch = f"+{secrets.token_hex(8)}"
+            self._adopt(self._new_codec())
+
+    def close(self) -> None:
+        """Stop the encoder and release the store."""
+        for task in self._tasks:
+            task.cancel()
+        self.store.close()
+        self._blobs.close()
+
+    # ---- facts ----
+
+    def salt(self, owner: str) -> str:
+        """Cache salt of an owner at their current epoch; nobody outside can compute it."""
+        epoch = 0 if owner.startswith("\x00") else self.store.epoch(owner)
+        mac = hmac.new(self._secret, f"{epoch}:{owner}".encode(), hashlib.sha256)
+        return f"sgl_stateful:{mac.hexdigest()[:32]}"
+
+    def check_lengths(self, facts: Sequence[NewFact]) -> None:
+        """Refuse facts that are too long for the model.
+
+        Raises
+        ------
+        InvalidInput
+            Naming the first one, its length and the limit, in tokens.
+        """
+        limit = min(self.settings.max_fact_tokens, self._context_len // 2)
+        for index, fact in enumerate(facts):
+            if len(fact.text) <= limit:  # a token is at least one character
+                continue
+            length = len(self._tokenizer.encode(fact.text, add_special_tokens=False))
+            if length > limit:
+                raise InvalidInput(f"fact {index} has {length} tokens; the limit of this server is {limit}: split it")
+
+    def add(self, owner: str, facts: Sequence[NewFact]) -> list[Fact]:
+        """Store facts durably; their KV follows in the background."""
+        self.check_lengths(facts)
+        return self.store.add_many(owner, facts)
+
+    def notify(self, owner: str) -> None:
+        """Let the encoder look at the owner's facts; to be called on the event loop."""
+        if self.encoder is not None:
+            self.encoder.notify(owner)
+
+    async def wait_for_kv(self, owner: str, fact_ids: Sequence[FactId]) -> list[FactId]:
+        """Wait for KV of the facts; returns those that have none when the time is up."""
+        await self.start()
+        assert self.encoder is not None
+        return await self.encoder.wait_for(owner, fact_ids, timeout_s=self.settings.encode_wait_s)
+
+    async def delete(self, owner: str, fact_id: str) -> Fact:
+        """Delete a fact with its KV; facts whose encoding saw it are encoded again."""
+        encodings = await asyncio.to_thread(self._encoding_ids, owner, FactId(fact_id))
+        fact = await asyncio.to_thread(self.store.delete, owner, fact_id)
+        if encodings:
+            await self._engine.control("drop", {"encoding_ids": encodings})
+        self.notify(owner)
+        return fact
+
+    def _encoding_ids(self, owner: str, fact_id: FactId) -> list[str]:
+        if self.codec is None:
+            return []
+        fact = self.store.get(owner, fact_id)
+        return [
+            encoding.id
+            for policy in self._policies
+            for rungs in self._blobs.current(
+                OwnerId(owner), [(fact.id, fact.version)], fingerprint=self.codec.fingerprint, policy=policy.name
+            ).values()
+            for encoding in rungs.values()
+        ]
+
+    # ---- requests ----
+
+    def prepare(self, params: MemoryParams, *, head: str, tail: str, query: str, reserve_tokens: int) -> Prepared:
+        """Retrieve facts and build the prompt ``head + facts + tail`` from text."""
+        codec = self._require_codec()
+        return self.prepare_ids(
+            params,
+            head=codec.encode_text(head),
+            tail=codec.encode_text(tail),
+            query=query,
+            reserve_tokens=reserve_tokens,
+        )
+
+    def prepare_ids(
+        self, params: MemoryParams, *, head: Sequence[int], tail: Sequence[int], query: str, reserve_tokens: int
+    ) -> Prepared:
+        """Retrieve facts and build the prompt ``head + facts + tail`` from token ids.
+
+        A store that fails costs the facts, not the request: the prompt goes out without them, and says so.
+
+        Raises
+        ------
+        BadMemoryRequest
+            An unknown policy, or an owner or query that the store refuses.
+        """
+        policy = params.policy or self._policies[0].name
+        if policy not in [p.name for p in self._policies]:
+            known = ", ".join(p.name for p in self._policies)
+            raise BadMemoryRequest(f"custom_params.memory.policy: {policy!r} is not served here; choose from {known}")
+        report = Report(params.mode, params.owner, policy, [])
+        started = time.perf_counter()
+        hits: list[SearchHit] = []
+        try:
+            salt = self.salt(params.owner)
+            if params.mode != "off" and params.k > 0:
+                hits = self.store.search(params.owner, params.query or query, k=params.k, min_score=params.min_score)
+        except InvalidInput as error:
+            raise BadMemoryRequest(f"custom_params.memory: {error}") from error
+        except MemStoreError as error:
+            logger.exception("retrieval failed; serving without facts")
+            self.metrics.degraded.inc()
+            salt = self.salt("\x00degraded")
+            report.degraded, report.reason = True, f"retrieval_failed: {type(error).__name__}"
+        report.retrieve_ms = 1e3 * (time.perf_counter() - started)
+        started = time.perf_counter()
+        prepared = self._assemble(params, policy, hits, head, tail, reserve_tokens, salt, report)
+        report.assemble_ms = 1e3 * (time.perf_counter() - started)
+        return prepared
+
+    def _assemble(
+        self,
+        params: MemoryParams,
+        policy: str,
+        hits: Sequence[SearchHit],
+        head: Sequence[int],
+        tail: Sequence[int],
+        reserve_tokens: int,
+        salt: str,
+        report: Report,
+    ) -> Prepared:
+        codec = self._require_codec()
+        hits, report.dropped_for_length = self._fit(hits, len(head) + len(tail) + reserve_tokens)
+        tokens = [codec.encode_fact(hit.fact) for hit in hits]
+        scores = {hit.fact.id: hit.score for hit in hits}
+        ordered = order_facts(tokens, [hit.score for hit in hits], params.order)
+        encodings: dict[FactId, Any] = {}
+        if params.mode == "splice" and hits:
+            encodings = self._encodings(params.owner, policy, [hit.fact for hit in hits])
+            # One contiguous block can be spliced: facts without KV go behind it, nearest the question, as text.
+            ordered.sort(key=lambda f: f.fact.id not in encodings)
+            report.not_encoded = sum(f.fact.id not in encodings for f in ordered)
+            if report.not_encoded:
+                report.reason = f"not_encoded:{report.not_encoded}"
+        report.facts = [
+            {"id": f.fact.id, "score": round(scores[f.fact.id], 6), "encoded": f.fact.id in encodings} for f in ordered
+        ]
+        prompt = assemble(head=head, header=self._header_ids, facts=ordered, footer=self._footer_ids, tail=tail)
+        spans = tuple(
+            Span(encodings[block.fact.fact.id].id, block.start, block.end)
+            for block in prompt.blocks
+            if block.fact.fact.id in encodings
+        )
+        return Prepared(prompt.token_ids, Splice(spans) if spans else None, salt, report)
+
+    def _fit(self, hits: Sequence[SearchHit], other_tokens: int) -> tuple[list[SearchHit], int]:
+        """The best facts that fit the context beside ``other_tokens``, and how many do not."""
+        codec = self._require_codec()
+        room = min(self._context_len, int(self.description["pool_tokens"])) - other_tokens
+        room -= len(self._header_ids) + len(self._footer_ids) + 1
+        kept = []
+        for hit in hits:
+            room -= len(codec.encode_fact(hit.fact).token_ids)
+            if room < 0:
+                break
+            kept.append(hit)
+        return kept, len(hits) - len(kept)
+
+    def _encodings(self, owner: str, policy: str, facts: Sequence[Fact]) -> dict[FactId, Any]:
+        codec = self._require_codec()
+        try:
+            current = self._blobs.current(
+                OwnerId(owner), [(f.id, f.version) for f in facts], fingerprint=codec.fingerprint, policy=policy
+            )
+        except MemStoreError:
+            logger.exception("the KV store failed; serving facts as text")
+            self.metrics.degraded.inc()
+            return {}
+        by_id = {f.id: codec.encode_fact(f).token_ids for f in facts}
+        return {
+            fact_id: rungs[0]
+            for fact_id, rungs in current.items()
+            if 0 in rungs and rungs[0].token_ids == by_id[fact_id]
+        }
+
+    def finish(
+        self, report: Report, scheduler: dict[str, Any] | None, *, prompt_tokens: int, cached_tokens: int
+    ) -> dict[str, Any]:
+        """The report that a response shows; lost KV is queued to be encoded again."""
+        shown = report.finish(scheduler, prompt_tokens=prompt_tokens, cached_tokens=cached_tokens)
+        self.metrics.observe(shown)
+        if (shown["reason"] or "").startswith(("not_encoded", "facts_lost")):
+            self.notify(report.owner)
+        return shown
+
+    async def status(self) -> dict[str, Any]:
+        """Everything that an operator asks first."""
+        await self.start()
+        assert self.codec is not None
+        assert self.encoder is not None
+        owners = await asyncio.to_thread(self.store.owners)
+        blobs = await asyncio.to_thread(self._blobs.stats)
+        return {
+            "verified": self.verdict is not None and self.verdict.passed,
+            "self_test": None if self.verdict is None else self.verdict.as_dict(),
+            "model": self.description,
+            "fingerprint": self.codec.fingerprint,
+            "embedder": self.store.embedder.fingerprint,
+            "policies": [policy.name for policy in self._policies],
+            "owners": len(owners),
+            "encoder": {
+                "pending": self.encoder.pending(),
+                "policies": {name: _cost(counts) for name, counts in self.encoder.counts.items()},
+            },
+            "kv_store": {**blobs._asdict(), "corrupt": self._blobs.corrupt_count},
+            "scheduler": await self._engine.control("stats"),
+            "requests": self.metrics.totals(),
+        }
+
+    def _require_codec(self) -> FactCodec:
+        if self.codec is None:
+            raise BadMemoryRequest("memory is still starting; try again in a moment")
+        return self.codec
+
+
+def _cost(counts: Any) -> dict[str, Any]:
+    ratio = counts.tokens_prefilled / counts.fact_tokens if counts.fact_tokens else None
+    return {
+        "facts": counts.facts,
+        "fact_tokens": counts.fact_tokens,
+        "tokens_prefilled": counts.tokens_prefilled,
+        "tokens_prefilled_per_fact_token": None if ratio is None else round(ratio, 4),
+        "bytes": counts.bytes,
+        "failures": counts.failures,
+        "seconds": round(counts.seconds, 3),
+    }
+
+
+__all__ = ["FactTokens", "MemoryService", "Prepared", "Report"]

@@ -1,0 +1,85 @@
+"""The factory behind ``--radix-cache-backend stateful``, in the scheduler process."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from sglang.srt.mem_cache.registry import TreeCacheBuildContext, create_unified_radix_cache
+
+from memstore import KVBlobs
+from sgl_stateful.settings import StatefulSettings
+from sgl_stateful.splice import FactArena
+
+from .control import StatefulControlReqInput, StatefulScheduler
+from .fact_kv import FactKV
+from .kv_pool import find_kv_pool
+from .prefix_cache import StatefulRadixCache
+from .selfcheck import (
+    check_flags,
+    check_hooks,
+    check_pool,
+    check_sglang_version,
+    kv_fingerprint,
+    model_digest,
+)
+
+logger = logging.getLogger(__name__)
+
+
+def create_stateful_cache(ctx: TreeCacheBuildContext) -> StatefulRadixCache:
+    """Build the cache, check everything that it relies on, and connect the facts' KV.
+
+    Raises
+    ------
+    IncompatibleServer, UnsupportedRope, StoreError
+        With one line that names the cause; SGLang then stops the server.
+    """
+    settings = StatefulSettings()
+    check_sglang_version()
+    check_hooks(StatefulScheduler, StatefulControlReqInput)
+    check_flags(ctx.server_args)
+    kv_cache = ctx.params.token_to_kv_pool_allocator.get_kvcache()
+    check_pool(kv_cache, is_hybrid_swa=ctx.is_hybrid_swa, is_hybrid_ssm=ctx.is_hybrid_ssm)
+    runner = ctx.tp_worker.model_runner
+    pool = find_kv_pool(kv_cache, runner.model, getattr(runner, "forward_stream", None))
+    cache = create_unified_radix_cache(ctx, cache_class=StatefulRadixCache)
+    assert isinstance(cache, StatefulRadixCache), type(cache)
+    fingerprint = kv_fingerprint(
+        {
+            "model": model_digest(ctx.server_args.model_path),
+            "rope": pool.rope.digest(),
+            "dtype": str(pool.dtype),
+            "num_layers": pool.num_layers,
+            "num_kv_heads": pool.num_kv_heads,
+            "head_dim": pool.head_dim,
+            "tp_size": ctx.tp_size,
+        }
+    )
+    description: dict[str, Any] = {
+        "fingerprint": fingerprint,
+        "dtype": str(pool.dtype).removeprefix("torch."),
+        "page_size": cache.page_size,
+        "pool_tokens": ctx.params.token_to_kv_pool_allocator.size,
+        "bytes_per_token": 2 * pool.num_layers * pool.num_kv_heads * pool.head_dim * pool.dtype.itemsize,
+        "device": str(pool.device),
+        "tree_core": type(cache.tree_core).__name__,
+    }
+    facts = None if settings.memory is None else _open_facts(settings, pool, shard=ctx.tp_rank)
+    cache.attach(facts, description)
+    logger.info("sgl-stateful attached: %s", description)
+    return cache
+
+
+def _open_facts(settings: StatefulSettings, pool: Any, *, shard: int) -> FactKV:
+    assert settings.memory is not None
+    arena = FactArena(
+        budget_bytes=settings.arena_mib << 20,
+        num_layers=pool.num_layers,
+        num_kv_heads=pool.num_kv_heads,
+        head_dim=pool.head_dim,
+        dtype=pool.dtype,
+        device=pool.device,
+    )
+    blobs = KVBlobs(settings.memory / "kv", shard=shard, settings=settings.store_settings())
+    return FactKV(pool=pool, arena=arena, blobs=blobs)

@@ -1,0 +1,132 @@
+"""Memory on ``/v1/chat/completions``: where the facts go is decided while the messages are still messages."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+from typing import Any
+
+from fastapi.responses import ORJSONResponse
+from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest, ChatCompletionResponse
+
+from sgl_stateful.errors import BadMemoryRequest
+from sgl_stateful.params import MEMORY_KEY, parse_memory_params
+from sgl_stateful.prompt import SENTINEL, Placement, split_at_sentinel
+
+from .requests import SHOWN, apply_prepared, refuse_unsupported, require_service, reserve_tokens
+
+_START_TIMEOUT_S = 300.0
+
+
+def _text_of(content: Any) -> str:
+    """The text of a message's content, which is a string or a list of parts."""
+    if isinstance(content, str):
+        return content
+    return "\n".join(part["text"] for part in content or [] if isinstance(part, dict) and part.get("type") == "text")
+
+
+def mark_messages(messages: list[dict[str, Any]], placement: Placement) -> tuple[list[dict[str, Any]], str]:
+    """Messages with the sentinel where the facts go, and the text of the last user message.
+
+    Raises
+    ------
+    BadMemoryRequest
+        There is no user message.
+    """
+    last_user = next((i for i in reversed(range(len(messages))) if messages[i].get("role") == "user"), None)
+    if last_user is None:
+        raise BadMemoryRequest("custom_params.memory needs a user message")
+    if any(SENTINEL in _text_of(message.get("content")) for message in messages):
+        raise BadMemoryRequest("a message contains the server's own insertion marker")
+    marked = [dict(message) for message in messages]
+    query = _text_of(messages[last_user].get("content"))
+    if placement == "tail":
+        marked[last_user]["content"] = _put(marked[last_user].get("content"), at_end=False)
+    elif marked[0].get("role") == "system":
+        marked[0]["content"] = _put(marked[0].get("content"), at_end=True)
+    else:
+        marked.insert(0, {"role": "system", "content": SENTINEL})
+    return marked, query
+
+
+def _put(content: Any, *, at_end: bool) -> Any:
+    if isinstance(content, list):
+        part = {"type": "text", "text": SENTINEL}
+        return [*content, part] if at_end else [part, *content]
+    text = content or ""
+    if not at_end:
+        return f"{SENTINEL}{text}"
+    return f"{text}{'' if text.endswith(chr(10)) or not text else chr(10)}{SENTINEL}"
+
+
+def around_convert(
+    original: Callable[..., tuple[Any, Any]], serving: Any, request: ChatCompletionRequest, raw_request: Any = None
+) -> tuple[Any, Any]:
+    """AROUND ``OpenAIServingChat._convert_to_internal_request``; SGLang runs it on a worker thread."""
+    params = parse_memory_params(request.custom_params)
+    if params is None:
+        return original(serving, request, raw_request)
+    manager = serving.tokenizer_manager
+    service = require_service(manager)
+    if service.codec is None:
+        asyncio.run_coroutine_threadsafe(service.start(), manager.event_loop).result(_START_TIMEOUT_S)
+    if manager.model_config.is_multimodal:
+        raise BadMemoryRequest("custom_params.memory is not supported with multimodal models")
+    if request.input_ids is not None:
+        raise BadMemoryRequest("custom_params.memory needs messages; send input_ids to /generate instead")
+    messages, query = mark_messages([message.model_dump() for message in request.messages], params.placement)
+    body = request.model_dump(exclude_unset=True)
+    body["messages"] = messages
+    marked = ChatCompletionRequest.model_validate(body)
+    adapted, processed = original(serving, marked, raw_request)
+    refuse_unsupported(adapted)
+    head, tail = _split(manager.tokenizer, adapted)
+    prepared = service.prepare(
+        params, head=head, tail=tail, query=query, reserve_tokens=reserve_tokens(adapted.sampling_params)
+    )
+    apply_prepared(adapted, prepared)
+    processed.messages = request.messages
+    return adapted, processed
+
+
+def _split(tokenizer: Any, adapted: Any) -> tuple[str, str]:
+    text = adapted.text
+    if text is None:
+        text = tokenizer.decode(adapted.input_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        if tokenizer.encode(text, add_special_tokens=False) != list(adapted.input_ids):
+            raise BadMemoryRequest("this model's tokenizer cannot render its chat template as text and back")
+    try:
+        return split_at_sentinel(text)
+    except ValueError as error:
+        raise BadMemoryRequest(f"custom_params.memory cannot be placed: {error}") from error
+
+
+async def around_non_streaming(original: Callable[..., Any], serving: Any, adapted: Any, *args: Any) -> Any:
+    """AROUND ``OpenAIServingChat._handle_non_streaming_request``: add ``memory`` to the response."""
+    response = await original(serving, adapted, *args)
+    shown = getattr(adapted, SHOWN, None)
+    if not shown or not isinstance(response, ChatCompletionResponse):
+        return response
+    return ORJSONResponse({**json.loads(response.model_dump_json()), MEMORY_KEY: shown[0]})
+
+
+async def around_stream(
+    original: Callable[..., AsyncIterator[str]], serving: Any, adapted: Any, *args: Any
+) -> AsyncIterator[str]:
+    """AROUND ``OpenAIServingChat._generate_chat_stream``: add ``memory`` to the chunk that ends a choice."""
+    async with aclosing(original(serving, adapted, *args)) as chunks:
+        async for chunk in chunks:
+            shown = getattr(adapted, SHOWN, None)
+            yield _with_memory(chunk, shown[0]) if shown else chunk
+
+
+def _with_memory(chunk: str, shown: dict[str, Any]) -> str:
+    prefix = "data: "
+    if not chunk.startswith(prefix + "{"):
+        return chunk
+    body = json.loads(chunk[len(prefix) :])
+    if not any(choice.get("finish_reason") for choice in body.get("choices", [])):
+        return chunk
+    return f"{prefix}{json.dumps({**body, MEMORY_KEY: shown}, ensure_ascii=False)}\n\n"

@@ -1,0 +1,76 @@
+"""Control calls from the HTTP process to the scheduler, over SGLang's own dispatcher."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from sglang.srt.managers import io_struct, scheduler, tokenizer_control_mixin
+from sglang.srt.managers.io_struct import BaseReq
+
+from .prefix_cache import StatefulRadixCache
+
+COMMUNICATOR = "sgl_stateful"
+
+
+class StatefulControlReqInput(BaseReq, kw_only=True):
+    """Ask every scheduler to do ``op`` with the JSON in ``payload``."""
+
+    op: str
+    payload: str = "{}"
+
+
+class StatefulControlReqOutput(BaseReq, kw_only=True):
+    """One scheduler's answer, as JSON."""
+
+    payload: str
+
+
+class StatefulScheduler(scheduler.Scheduler):
+    """SGLang's scheduler with one more control call."""
+
+    def init_request_dispatcher(self) -> None:
+        """Register the control call beside SGLang's own."""
+        super().init_request_dispatcher()
+        self._request_dispatcher._mapping[StatefulControlReqInput] = self.handle_stateful_control
+
+    def handle_stateful_control(self, request: StatefulControlReqInput) -> StatefulControlReqOutput:
+        """Answer ``describe``, ``stats`` or ``drop``."""
+        cache = self.tree_cache
+        if not isinstance(cache, StatefulRadixCache):
+            return StatefulControlReqOutput(payload=json.dumps({"error": "--radix-cache-backend is not 'stateful'"}))
+        body: dict[str, Any] = json.loads(request.payload)
+        match request.op:
+            case "describe":
+                answer = dict(cache.description)
+            case "stats":
+                answer = {} if cache.facts is None else dict(cache.facts.stats())
+            case "drop":
+                answer = {"dropped": 0 if cache.facts is None else cache.facts.drop(body["encoding_ids"])}
+            case op:
+                answer = {"error": f"unknown control call {op!r}"}
+        return StatefulControlReqOutput(payload=json.dumps(answer))
+
+
+def register_control_types() -> None:
+    """Teach SGLang's IPC the two message types and the HTTP process its side of the call."""
+    io_struct.hook_custom_types(StatefulControlReqInput, StatefulControlReqOutput)
+    tokenizer_control_mixin._COMMUNICATOR_SPECS.append((COMMUNICATOR, StatefulControlReqOutput))
+
+
+async def call_schedulers(tokenizer_manager: Any, op: str, payload: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Send a control call and return the first scheduler's answer.
+
+    Raises
+    ------
+    RuntimeError
+        A scheduler answered with an error.
+    """
+    tokenizer_manager.auto_create_handle_loop()
+    communicator = getattr(tokenizer_manager, f"{COMMUNICATOR}_communicator")
+    request = StatefulControlReqInput(op=op, payload=json.dumps(payload or {}))
+    answers = [json.loads(output.payload) for output in await communicator(request)]
+    if error := next((a["error"] for a in answers if "error" in a), None):
+        raise RuntimeError(f"control call {op!r} failed: {error}")
+    first: dict[str, Any] = answers[0]
+    return first

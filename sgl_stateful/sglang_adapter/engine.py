@@ -1,0 +1,74 @@
+"""Prompts and control calls of the server's own, through SGLang's tokenizer manager."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from sglang.srt.managers.io_struct import GenerateReqInput
+
+from sgl_stateful.directive import DIRECTIVE_KEY, Directive, dump_directive
+from sgl_stateful.engine_port import PrefillResult
+
+from .control import call_schedulers
+
+INTERNAL = "_sgl_stateful_internal"  # attribute of requests that the server itself makes; unreachable from JSON
+
+
+class SGLangEngine:
+    """The ``EnginePort`` of a running server or ``sgl.Engine``."""
+
+    def __init__(self, tokenizer_manager: Any) -> None:
+        self._tokenizer_manager = tokenizer_manager
+        self.foreground = 0
+
+    async def prefill(
+        self, token_ids: Sequence[int], *, salt: str, directive: Directive | None, top_logprobs: int = 0
+    ) -> PrefillResult:
+        """Run one prompt as an ordinary request; see ``EnginePort``."""
+        sampling: dict[str, Any] = {"max_new_tokens": 1 if top_logprobs else 0, "temperature": 0.0}
+        if directive is not None:
+            sampling["custom_params"] = {DIRECTIVE_KEY: dump_directive(directive)}
+        request = GenerateReqInput(
+            rid=f"sgl-stateful-{uuid.uuid4().hex}",  # aborts match by prefix: every rid has the same length
+            input_ids=list(token_ids),
+            sampling_params=sampling,
+            return_logprob=top_logprobs > 0,
+            top_logprobs_num=top_logprobs,
+            cache_salt=salt,
+            log_metrics=False,
+        )
+        setattr(request, INTERNAL, True)
+        async with aclosing(self._tokenizer_manager.generate_request(request, None)) as replies:
+            reply = await anext(replies)
+        meta = reply["meta_info"]
+        top: dict[int, float] = {}
+        if top_logprobs:
+            top = {token_id: logprob for logprob, token_id, _ in meta["output_top_logprobs"][0]}
+        return PrefillResult(
+            prompt_tokens=meta["prompt_tokens"],
+            cached_tokens=meta["cached_tokens"],
+            scheduler=scheduler_report(meta) or {},
+            top_logprobs=top,
+        )
+
+    async def control(self, op: str, payload: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
+        """A control call; see ``EnginePort``."""
+        return await call_schedulers(self._tokenizer_manager, op, dict(payload or {}))
+
+    def foreground_requests(self) -> int:
+        """Callers' requests in flight."""
+        return self.foreground
+
+
+def scheduler_report(meta_info: dict[str, Any]) -> dict[str, Any] | None:
+    """Take the scheduler's report out of a reply's ``meta_info``; None where this reply carries none."""
+    values = meta_info.pop(DIRECTIVE_KEY, None) or []
+    text = next((value for value in values if value is not None), None)
+    if text is None:
+        return None
+    report: dict[str, Any] = json.loads(text)
+    return report

@@ -1,0 +1,165 @@
+"""The facts' KV in the scheduler process: captured from the pool, kept in blobs and arena, spliced back."""
+
+from __future__ import annotations
+
+import logging
+import math
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from memstore import CorruptBlob, Encoding, EncodingId, FactId, KVBlobs
+from sgl_stateful.directive import Capture, CaptureItem, KeepProbe, Splice
+from sgl_stateful.splice import ArenaFull, FactArena
+
+from .kv_pool import KVPool
+
+logger = logging.getLogger(__name__)
+
+
+class FactPart(NamedTuple):
+    """Tokens ``[lo, hi)`` of one fact, and the token ids that the request has for the whole fact."""
+
+    encoding_id: EncodingId
+    token_ids: array[int]
+    lo: int
+    hi: int
+
+
+class FactKV:
+    """Moves facts between pool, arena and blobs. Belongs to the scheduler's thread."""
+
+    def __init__(self, *, pool: KVPool, arena: FactArena, blobs: KVBlobs) -> None:
+        self.pool = pool
+        self.arena = arena
+        self._blobs = blobs
+        self._token_ids: dict[EncodingId, array[int]] = {}
+        self._probes: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._counts = {"captured": 0, "spliced_facts": 0, "spliced_tokens": 0, "corrupt": 0, "failures": 0}
+
+    # ---- splice ----
+
+    def missing(self, encoding_ids: Sequence[EncodingId]) -> list[EncodingId]:
+        """Those that neither arena nor blob store holds."""
+        return [e for e in encoding_ids if e not in self.arena and not self._blobs.has(e)]
+
+    def rows(self, parts: Sequence[FactPart | tuple[EncodingId, array[int], int, int]]) -> torch.Tensor | None:
+        """Arena rows of the parts, one after the other, loading from the blob store what is not there.
+
+        Returns
+        -------
+        ``[num_tokens]`` int64 on the CPU; None where a fact is gone, damaged, too large, or has other token ids than
+        the request: then nothing may be spliced.
+        """
+        keep = frozenset(part[0] for part in parts)
+        pieces = []
+        for encoding_id, token_ids, lo, hi in parts:
+            rows = self.arena.rows(encoding_id)
+            if rows is None:
+                rows = self._load(encoding_id, keep)
+            if rows is None or self._token_ids[encoding_id] != token_ids:
+                return None
+            pieces.append(rows[lo:hi])
+        return torch.cat(pieces)
+
+    def _load(self, encoding_id: EncodingId, keep: frozenset[EncodingId]) -> torch.Tensor | None:
+        try:
+            blob = self._blobs.load(encoding_id)
+        except CorruptBlob:
+            logger.warning("encoding %s is damaged; its fact will be encoded again", encoding_id)
+            self._counts["corrupt"] += 1
+            return None
+        if blob is None:
+            return None
+        return self._admit(encoding_id, blob.k, blob.v, array("q", blob.token_ids), keep)
+
+    def _admit(
+        self,
+        encoding_id: EncodingId,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        token_ids: array[int],
+        keep: frozenset[EncodingId],
+    ) -> torch.Tensor | None:
+        try:
+            rows = self.arena.put(encoding_id, keys, values, keep=keep)
+        except ArenaFull as full:
+            logger.warning("the fact arena is too small for one request (%s); raise --arena-mib", full)
+            return None
+        self._token_ids[encoding_id] = token_ids
+        return rows
+
+    def splice(self, rows: torch.Tensor, slots: torch.Tensor, start: int) -> None:
+        """Write arena ``rows`` to pool ``slots`` at positions ``start`` and onwards."""
+        self.pool.splice(self.arena, rows, slots, start)
+        self._counts["spliced_tokens"] += len(rows)
+
+    # ---- capture ----
+
+    def at_finish(
+        self, directive: Splice | Capture | KeepProbe | None, row: torch.Tensor, input_ids: Sequence[int]
+    ) -> dict[str, Any]:
+        """Capture or probe a finished request; returns what its reply should say about it.
+
+        ``row`` holds the request's slots by position, ``input_ids`` its prompt.
+        """
+        match directive:
+            case Capture(items):
+                captured_bytes = sum(self._capture(item, row, input_ids) for item in items)
+                return {"captured": len(items), "captured_bytes": captured_bytes}
+            case KeepProbe(probe, start, end):
+                self._probes[probe] = self.pool.read_layer(row[start:end], layer=0)
+                return {"kept": probe}
+            case Splice(spans, str(probe)):
+                kept = self._probes.pop(probe)
+                return _layer_error(self.pool.read_layer(row[spans[0].start : spans[-1].end], layer=0), kept)
+            case _:
+                return {}
+
+    def _capture(self, item: CaptureItem, row: torch.Tensor, input_ids: Sequence[int]) -> int:
+        span = item.span
+        token_ids = array("q", input_ids[span.start : span.end])
+        keys, values = self.pool.read(row[span.start : span.end], span.start)
+        described = dict(item.encoding)
+        described["saw"] = tuple((FactId(fact_id), version) for fact_id, version in described["saw"])
+        described["token_ids"] = tuple(token_ids)
+        self._blobs.put(Encoding(**described), keys, values)
+        self._counts["captured"] += 1
+        if self.arena.fits_free(len(span)):
+            self._admit(span.encoding_id, keys, values, token_ids, frozenset())
+        return int(keys.nbytes + values.nbytes)
+
+    # ---- upkeep ----
+
+    def drop(self, encoding_ids: Sequence[EncodingId]) -> int:
+        """Forget facts in the arena; returns how many it held."""
+        for encoding_id in encoding_ids:
+            self._token_ids.pop(encoding_id, None)
+        return sum(self.arena.drop(encoding_id) for encoding_id in encoding_ids)
+
+    def clear_arena(self) -> None:
+        """Forget every fact in the arena."""
+        self.arena.clear()
+        self._token_ids.clear()
+
+    def count_failure(self) -> None:
+        """A splice or capture raised; the request was served without it."""
+        self._counts["failures"] += 1
+
+    def stats(self) -> Mapping[str, Any]:
+        """Counters and the arena's occupancy."""
+        return {**self._counts, "arena": self.arena.stats()._asdict()}
+
+
+def _layer_error(got: tuple[torch.Tensor, torch.Tensor], want: tuple[torch.Tensor, torch.Tensor]) -> dict[str, Any]:
+    """Largest difference of keys and of values, and the scale (largest magnitude) that it is relative to."""
+    out: dict[str, Any] = {}
+    for name, a, b in (("k", got[0], want[0]), ("v", got[1], want[1])):
+        if a.shape != b.shape:
+            return {"shape_mismatch": [list(a.shape), list(b.shape)]}
+        out[f"{name}_error"] = (a.double() - b.double()).abs().max().item()
+        out[f"{name}_scale"] = b.double().abs().max().item()
+        assert math.isfinite(out[f"{name}_scale"]), f"layer 0 of the probe holds {out[f'{name}_scale']}"
+    return out

@@ -1,0 +1,145 @@
+"""Where sgl-stateful hangs in SGLang: one place that lists every hook.
+
+SGLang logs a hook that fails to apply and goes on; ``selfcheck`` and ``require_hooks`` look for each instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable
+from typing import Any
+
+from sglang.srt.mem_cache.registry import register_radix_cache_backend
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+from memstore import KVBlobs, MemStore
+from sgl_stateful.errors import IncompatibleServer
+from sgl_stateful.prompt import SENTINEL, split_at_sentinel
+from sgl_stateful.service import MemoryService
+from sgl_stateful.settings import StatefulSettings
+
+from . import chat, requests
+from .attach import create_stateful_cache
+from .control import StatefulScheduler, register_control_types
+from .engine import SGLangEngine
+
+logger = logging.getLogger(__name__)
+
+BACKEND = "stateful"
+_MANAGER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
+_CHAT = "sglang.srt.entrypoints.openai.serving_chat.OpenAIServingChat"
+_WEIGHT_UPDATES = (
+    "update_weights_from_disk",
+    "update_weights_from_distributed",
+    "update_weights_from_tensor",
+    "update_weights_from_ipc",
+)
+
+
+def register_hooks() -> None:
+    """Register the cache backend, the control call and every hook."""
+    register_radix_cache_backend(BACKEND, create_stateful_cache)
+    register_control_types()
+    HookRegistry.register("sglang.srt.managers.scheduler.Scheduler", StatefulScheduler, HookType.REPLACE)
+    HookRegistry.register(f"{_MANAGER}.__init__", after_manager_init, HookType.AFTER)
+    HookRegistry.register(f"{_MANAGER}.generate_request", requests.around_generate_request, HookType.AROUND)
+    for name in _WEIGHT_UPDATES:
+        HookRegistry.register(f"{_MANAGER}.{name}", around_weight_update, HookType.AROUND)
+    HookRegistry.register(f"{_CHAT}._convert_to_internal_request", chat.around_convert, HookType.AROUND)
+    HookRegistry.register(f"{_CHAT}._handle_non_streaming_request", chat.around_non_streaming, HookType.AROUND)
+    HookRegistry.register(f"{_CHAT}._generate_chat_stream", chat.around_stream, HookType.AROUND)
+    HookRegistry.register(
+        "sglang.srt.entrypoints.http_server._setup_and_run_http_server", before_http_server, HookType.BEFORE
+    )
+
+
+def require_hooks() -> None:
+    """Refuse to serve where one of the HTTP process's hooks is not in place.
+
+    Raises
+    ------
+    IncompatibleServer
+        Naming the hook.
+    """
+    missing = sorted(set(HookRegistry._hooks) - HookRegistry._patched)
+    if missing:
+        raise IncompatibleServer(f"SGLang did not apply these hooks: {', '.join(missing)}")
+
+
+def after_manager_init(_: None, manager: Any, server_args: Any, *args: Any, **kwargs: Any) -> None:
+    """AFTER ``TokenizerManager.__init__``: open the memory where this server has one."""
+    if server_args.radix_cache_backend != BACKEND:
+        return
+    require_hooks()
+    settings = StatefulSettings()
+    if settings.memory is None:
+        return
+    blobs = KVBlobs(settings.memory / "kv", settings=settings.store_settings())
+    store = MemStore(settings.memory, settings=settings.store_settings(), blobs=blobs)
+    engine = SGLangEngine(manager)
+    setattr(manager, requests.ENGINE, engine)
+    service = MemoryService(
+        settings=settings,
+        store=store,
+        blobs=blobs,
+        tokenizer=manager.tokenizer,
+        engine=engine,
+        context=_fresh_context(manager.tokenizer),
+        context_len=manager.context_len,
+    )
+    setattr(manager, requests.SERVICE, service)
+
+
+def _fresh_context(tokenizer: Any) -> str:
+    """What the chat template puts before a first user message; the BOS token for a model without a template."""
+    if getattr(tokenizer, "chat_template", None) is None:
+        return tokenizer.bos_token or ""
+    rendered = tokenizer.apply_chat_template(
+        [{"role": "user", "content": SENTINEL}], tokenize=False, add_generation_prompt=True
+    )
+    return split_at_sentinel(rendered)[0]
+
+
+async def around_weight_update(original: Callable[..., Any], manager: Any, *args: Any, **kwargs: Any) -> Any:
+    """AROUND each way to update weights: encodings made before are not spliced after."""
+    result = await original(manager, *args, **kwargs)
+    if (service := requests.service_of(manager)) is not None:
+        await service.weights_changed()
+    return result
+
+
+def before_http_server(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """BEFORE ``_setup_and_run_http_server``: add the routes, and verify splicing before the server reports ready."""
+    from sglang.srt.entrypoints import http_server
+
+    manager = kwargs.get("tokenizer_manager", args[1] if len(args) > 1 else None)
+    service = requests.service_of(manager)
+    if service is None:
+        return args, kwargs
+    from .routes import memory_router
+
+    http_server.app.include_router(memory_router(service))
+    warm_up = kwargs.get("execute_warmup_func") or http_server._execute_server_warmup
+
+    def warm_up_and_verify(server_args: Any) -> bool:
+        if not warm_up(server_args):
+            return False
+        _start_or_die(manager, service)
+        return True
+
+    kwargs["execute_warmup_func"] = warm_up_and_verify
+    return args, kwargs
+
+
+def _start_or_die(manager: Any, service: MemoryService) -> None:
+    """Start the memory from SGLang's warm-up thread; a server that cannot splice faithfully must not serve."""
+    from sglang.srt.utils import kill_process_tree
+
+    try:
+        asyncio.run_coroutine_threadsafe(service.start(), manager.event_loop).result()
+    except Exception as error:
+        logger.critical("sgl-stateful stops this server: %s", error, exc_info=not isinstance(error, IncompatibleServer))
+        service.close()
+        kill_process_tree(os.getpid())

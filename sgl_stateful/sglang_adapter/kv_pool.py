@@ -1,0 +1,149 @@
+"""The KV pool and the rotary table of the loaded model, as the splice needs them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from sglang.srt.layers.radix_attention import RadixAttention
+
+from kv_splice import RopeSpec, splice, unrotate_keys
+from sgl_stateful.errors import IncompatibleServer
+from sgl_stateful.splice import FactArena
+
+
+@dataclass(frozen=True, slots=True)
+class KVPool:
+    """Views of SGLang's KV pool and of the model's rotary table.
+
+    ``k_pools`` and ``v_pools`` hold one tensor a layer, ``[num_slots, num_kv_heads, head_dim]``; ``cos_sin_cache`` is
+    the model's own ``[max_position, rotary_dim]`` table, cosines before sines. Writes go to the forward stream, so a
+    forward that is launched later reads them.
+    """
+
+    k_pools: tuple[torch.Tensor, ...]
+    v_pools: tuple[torch.Tensor, ...]
+    rope: RopeSpec
+    cos_sin_cache: torch.Tensor
+    forward_stream: Any
+
+    @property
+    def num_layers(self) -> int:
+        """Layers on this rank."""
+        return len(self.k_pools)
+
+    @property
+    def num_kv_heads(self) -> int:
+        """KV heads on this rank."""
+        return self.k_pools[0].shape[1]
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one head."""
+        return self.k_pools[0].shape[2]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of keys and values."""
+        return self.k_pools[0].dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Of keys and values."""
+        return self.k_pools[0].device
+
+    def cos_sin(self, start: int, end: int) -> torch.Tensor:
+        """Rows ``[end - start, rotary_dim]`` (fp32) of the rotary table."""
+        if end > self.cos_sin_cache.shape[0]:
+            raise IncompatibleServer(f"position {end} is past the rotary table of {self.cos_sin_cache.shape[0]} rows")
+        return self.cos_sin_cache[start:end].float()
+
+    def read(self, slots: torch.Tensor, start: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys before rotation and values of the tokens in ``slots``, which stand at ``start`` and onwards.
+
+        Returns
+        -------
+        Two CPU tensors ``[num_layers, num_tokens, num_kv_heads, head_dim]`` in the pool's dtype.
+        """
+        self._order_after_forward()
+        slots = slots.long()
+        keys = torch.stack([pool[slots] for pool in self.k_pools])
+        values = torch.stack([pool[slots] for pool in self.v_pools])
+        cos_sin = self.cos_sin(start, start + len(slots)).to(keys.device)
+        plain = unrotate_keys(keys, cos_sin, is_neox=self.rope.is_neox).to(self.dtype)
+        return plain.cpu(), values.cpu()
+
+    def read_layer(self, slots: torch.Tensor, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys as served (rotated) and values ``[num_tokens, num_kv_heads, head_dim]`` of one layer, on the CPU."""
+        self._order_after_forward()
+        slots = slots.long()
+        return self.k_pools[layer][slots].cpu(), self.v_pools[layer][slots].cpu()
+
+    def splice(self, arena: FactArena, rows: torch.Tensor, slots: torch.Tensor, start: int) -> None:
+        """Rotate arena ``rows`` to positions ``start`` and onwards and write them to ``slots``, all layers."""
+        cos_sin = self.cos_sin(start, start + len(slots))
+        if self.forward_stream is None or self.device.type == "cpu":
+            self._splice(arena, rows, slots, cos_sin)
+            return
+        current = torch.get_device_module(self.device).current_stream()
+        self.forward_stream.wait_stream(current)
+        with torch.get_device_module(self.device).stream(self.forward_stream):
+            rows = rows.to(self.device, non_blocking=True)
+            self._splice(arena, rows, slots, cos_sin)
+        slots.record_stream(self.forward_stream)
+        cos_sin.record_stream(self.forward_stream)
+
+    def _splice(self, arena: FactArena, rows: torch.Tensor, slots: torch.Tensor, cos_sin: torch.Tensor) -> None:
+        splice(
+            arena.keys,
+            arena.values,
+            cos_sin,
+            slots.long(),
+            self.k_pools,
+            self.v_pools,
+            rows=rows,
+            is_neox=self.rope.is_neox,
+        )
+
+    def _order_after_forward(self) -> None:
+        if self.forward_stream is not None and self.device.type != "cpu":
+            torch.get_device_module(self.device).current_stream().wait_stream(self.forward_stream)
+
+
+def find_kv_pool(kv_cache: Any, model: torch.nn.Module, forward_stream: Any) -> KVPool:
+    """Find the pool's tensors and the one rotary table that every attention layer of the model uses.
+
+    Raises
+    ------
+    IncompatibleServer
+        An attention layer without a rotary module beside it, two different rotary modules, or a rotary class whose
+        formula is unknown.
+    UnsupportedRope
+        From ``RopeSpec``: the rotary class has a formula that cannot be inverted by a table.
+    """
+    rotary: dict[int, torch.nn.Module] = {}
+    for name, module in model.named_modules():
+        attn = getattr(module, "attn", None)
+        if not isinstance(attn, RadixAttention):
+            continue
+        if getattr(module, "rotary_emb", None) is None:
+            raise IncompatibleServer(f"layer {name} has attention without a rotary module beside it")
+        rotary[attn.layer_id] = module.rotary_emb
+    num_layers = kv_cache.layer_num
+    if sorted(rotary) != list(range(num_layers)):
+        raise IncompatibleServer(
+            f"found rotary modules for layers {sorted(rotary)}, but the KV pool has {num_layers} layers "
+            "(pipeline parallelism and hybrid models are not supported)"
+        )
+    specs = {RopeSpec.from_rotary_module(module) for module in rotary.values()}
+    if len(specs) != 1:
+        raise IncompatibleServer(f"layers use {len(specs)} different rotary embeddings; one is supported")
+    first = rotary[0]
+    return KVPool(
+        k_pools=tuple(kv_cache.get_key_buffer(layer) for layer in range(num_layers)),
+        v_pools=tuple(kv_cache.get_value_buffer(layer) for layer in range(num_layers)),
+        rope=specs.pop(),
+        cos_sin_cache=first.cos_sin_cache,
+        forward_stream=forward_stream,
+    )

@@ -1,0 +1,261 @@
+"""The radix cache that captures facts when a request ends and splices them when one begins.
+
+Who owns which slots of a spliced request with tree prefix ``p`` and block end ``e``::
+
+    [0, p)        the tree, locked by the request
+    [p, e)        the request alone, written by the splice; never visible to others
+    [e, ...)      the request alone, written by its own prefill and decode
+
+The request's checkpoint then publishes ``[p, ...)`` under a key in which the spliced tokens are virtual ids, so that
+only the same splice finds them again. A prompt that was prefilled exactly is published under its real ids.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from sglang.srt.mem_cache.base_prefix_cache import (
+    EvictParams,
+    InitLoadBackParams,
+    InsertParams,
+    InsertResult,
+    MatchPrefixParams,
+    MatchResult,
+)
+from sglang.srt.mem_cache.radix_cache import RadixKey
+from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+
+from sgl_stateful.directive import DIRECTIVE_KEY, Capture, KeepProbe, Splice, parse_directive
+from sgl_stateful.splice import virtual_ids
+
+from .fact_kv import FactKV, FactPart
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class RequestState:
+    """What the cache decided about one request; decided anew until the request is admitted."""
+
+    directive: Splice | Capture | KeepProbe | None
+    exact: bool = True  # the radix key is the real token ids
+    reason: str | None = None  # why a splice was not served
+    spliced_tokens: int = 0
+    splice_ms: float = 0.0
+    private_slots: torch.Tensor | None = None  # [e - p] int64, until the row of the request holds them
+
+    def tell(self, req: Any, more: Mapping[str, Any] | None = None) -> None:
+        """Attach what was decided to the request's first reply."""
+        if self.exact:
+            tier = "exact" if self.reason == "exact_prefix_cached" else "text"
+        else:
+            tier = "spliced"
+        report = {
+            "tier": tier,
+            "reason": self.reason,
+            "spliced_tokens": self.spliced_tokens,
+            "splice_ms": self.splice_ms,
+            **(more or {}),
+        }
+        req.customized_info = {**(req.customized_info or {}), DIRECTIVE_KEY: [json.dumps(report)]}
+
+
+class StatefulRadixCache(UnifiedRadixCache):
+    """SGLang's radix cache, with facts spliced in through its load-back door."""
+
+    facts: FactKV | None = None  # None: this server has no memory
+    description: Mapping[str, Any]  # of model and pool, for the HTTP process
+    _active: Any = None  # the request whose checkpoint is in flight: its inserts use its key
+    _loading_private = False
+
+    def attach(self, facts: FactKV | None, description: Mapping[str, Any]) -> None:
+        """Connect the cache to the facts' KV; called once, right after construction."""
+        self.facts = facts
+        self.description = description
+
+    # ---- keys ----
+
+    def _state(self, req: Any) -> RequestState:
+        state: RequestState | None = req.__dict__.get("_sgl_stateful")
+        if state is None:
+            state = RequestState(parse_directive(req.sampling_params.custom_params))
+            req._sgl_stateful = state
+        return state
+
+    def _virtual_key(self, key: RadixKey, splice: Splice) -> RadixKey:
+        ids = array("q", key.token_ids)
+        for span in splice.spans:
+            if span.start >= len(ids):
+                break
+            ids[span.start : span.end] = virtual_ids(span.encoding_id, len(span))[: len(ids) - span.start]
+        return RadixKey(ids, key.extra_key, key.is_bigram, key.limit, key.cache_salt)
+
+    def insert(self, params: InsertParams) -> InsertResult:
+        """Insert under the key of the request whose checkpoint is in flight."""
+        if self._active is not None:
+            state = self._state(self._active)
+            if isinstance(state.directive, Splice) and not state.exact:
+                params = replace(params, key=self._virtual_key(params.key, state.directive))
+        return super().insert(params)
+
+    # ---- admission ----
+
+    def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
+        """Match real ids first; where they do not cover the facts, match the spliced key and report what is missing.
+
+        Free of side effects on slots: policies call it as a probe.
+        """
+        req = params.req
+        state = None if req is None else self._state(req)
+        if state is None or self.facts is None or not isinstance(state.directive, Splice):
+            return super().match_prefix(params)
+        splice = state.directive
+        if req.kv.holds_kv:  # decided at admission; a later chunk keeps the key it has
+            return super().match_prefix(params if state.exact else self._spliced(params, splice))
+        exact = super().match_prefix(params)
+        try:
+            match, reason = self._match_spliced(self.facts, params, splice, exact)
+        except Exception:
+            # The serving boundary: an exception here would end the scheduler.
+            logger.exception("matching failed for request %s; prefilling it exactly", req.rid)
+            self.facts.count_failure()
+            match, reason = exact, "splice_failed"
+        state.exact, state.reason = reason is not None, reason
+        state.tell(req)
+        return match
+
+    def _match_spliced(
+        self, facts: FactKV, params: MatchPrefixParams, splice: Splice, exact: MatchResult
+    ) -> tuple[MatchResult, str | None]:
+        """The match under the spliced key, or the exact one and the reason for it."""
+        end = self._page_floor(splice.end)
+        if exact.device_prefix_len >= end:
+            return exact, "exact_prefix_cached"
+        if missing := facts.missing([span.encoding_id for span in splice.spans]):
+            return exact, f"not_encoded:{len(missing)}"
+        match = super().match_prefix(self._spliced(params, splice))
+        if match.device_prefix_len < splice.start:
+            return exact, "prefix_not_cached"
+        if match.device_prefix_len < end <= len(params.key):
+            match = match._replace(host_hit_length=end - match.device_prefix_len)
+        return match, None
+
+    def _spliced(self, params: MatchPrefixParams, splice: Splice) -> MatchPrefixParams:
+        return replace(params, key=self._virtual_key(params.key, splice))
+
+    def _page_floor(self, position: int) -> int:
+        return position // self.page_size * self.page_size
+
+    def init_load_back(self, params: InitLoadBackParams) -> tuple[int, Any] | None:
+        """Splice the facts into slots of the request's own; on any miss load nothing, so that SGLang prefills."""
+        self._loading_private = False
+        req = params.req
+        state = self._state(req)
+        if self.facts is None or not isinstance(state.directive, Splice) or state.exact:
+            return super().init_load_back(params)
+        try:
+            loaded = self._load_facts(self.facts, req, state, state.directive)
+        except Exception:
+            # The serving boundary: whatever fails here must cost speed, not the answer or the server.
+            logger.exception("splice failed for request %s; prefilling it exactly", req.rid)
+            self.facts.count_failure()
+            loaded = 0
+            state.reason = state.reason or "splice_failed"
+        state.exact = loaded == 0
+        state.tell(req)
+        self._loading_private = loaded > 0
+        return loaded, req.last_node
+
+    def _load_facts(self, facts: FactKV, req: Any, state: RequestState, splice: Splice) -> int:
+        started = time.perf_counter()
+        start, end = req.prefix_len, self._page_floor(splice.end)
+        tokens = req.full_untruncated_fill_ids
+        rows = facts.rows(
+            [
+                FactPart(span.encoding_id, tokens[span.start : span.end], max(start - span.start, 0), end - span.start)
+                for span in splice.spans
+                if span.end > start
+            ]
+        )
+        if rows is None:
+            state.reason = "facts_lost"
+            return 0
+        assert len(rows) == end - start, f"{len(rows)} rows for positions [{start}, {end})"
+        allocator = self.token_to_kv_pool_allocator
+        if (short := len(rows) - allocator.available_size()) > 0:
+            self.evict(EvictParams(num_tokens=short))
+        slots = allocator.alloc(len(rows))
+        if slots is None:
+            state.reason = "pool_full"
+            return 0
+        slots = slots.to(torch.int64)
+        try:
+            facts.splice(rows, slots, start)
+        except Exception:
+            allocator.free(slots)
+            raise
+        state.private_slots, state.spliced_tokens = slots, len(rows)
+        state.splice_ms = 1e3 * (time.perf_counter() - started)
+        return len(rows)
+
+    def load_back_is_cache_owned(self) -> bool:
+        """Spliced slots are the request's own until its checkpoint publishes them."""
+        return not self._loading_private and super().load_back_is_cache_owned()
+
+    def prefix_device_indices(self, req: Any) -> torch.Tensor:
+        """Slots of the matched prefix: the tree's path, then the spliced ones."""
+        private = self._state(req).private_slots
+        if private is None:
+            return super().prefix_device_indices(req)
+        tree_len = req.prefix_len - len(private)
+        path = self.path_device_indices(req.last_node)
+        assert len(path) >= tree_len, f"path of {len(path)} slots under a prefix of {tree_len}"
+        return torch.cat([path[:tree_len], private])
+
+    # ---- the end of a request ----
+
+    def checkpoint(self, req: Any, *, up_to: int, **kwargs: Any) -> None:
+        """Publish the request's KV under its key; capture facts once it has finished."""
+        state = self._state(req)
+        state.private_slots = None  # the row holds them now
+        if self.facts is not None and state.directive is not None and req.finished():
+            self._at_finish(self.facts, req, state)
+            if isinstance(state.directive, Capture) and not state.directive.publish:
+                for component in self._components_tuple:
+                    component.cleanup_after_caching_req(req, is_finished=True)
+                return
+        self._active = req
+        try:
+            super().checkpoint(req, up_to=up_to, **kwargs)
+        finally:
+            self._active = None
+
+    def _at_finish(self, facts: FactKV, req: Any, state: RequestState) -> None:
+        row = self.req_to_token_pool.req_to_token[req.kv.req_pool_idx]
+        try:
+            more = facts.at_finish(state.directive, row, req.origin_input_ids)
+        except Exception as error:
+            logger.exception("capture failed for request %s", req.rid)
+            facts.count_failure()
+            more = {"error": f"{type(error).__name__}: {error}"}
+        if more:
+            state.tell(req, more)
+
+    def on_release(self, req: Any, *, checkpointed: bool) -> None:
+        """Forget the decision: a retracted request decides anew."""
+        super().on_release(req, checkpointed=checkpointed)
+        state = self._state(req)
+        state.private_slots, state.exact = None, True
+
+    def reset(self) -> None:
+        """Flush: the tree goes, and with it what the arena holds; encoded facts stay in the blob store."""
+        super().reset()
+        if self.facts is not None:
+            self.facts.clear_arena()

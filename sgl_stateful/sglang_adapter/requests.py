@@ -1,0 +1,204 @@
+"""Memory on SGLang's own doors: every request, from any route or ``sgl.Engine``, passes ``generate_request``.
+
+The OpenAI chat route prepares its prompt earlier, where the messages are still known (``chat``); what arrives here
+with ``custom_params.memory`` and is not prepared comes from ``/generate`` or the engine's Python API.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+from typing import Any
+
+from sglang.srt.managers.io_struct import GenerateReqInput
+
+from sgl_stateful.directive import DIRECTIVE_KEY, dump_directive
+from sgl_stateful.errors import BadMemoryRequest, MemoryDisabled
+from sgl_stateful.params import MEMORY_KEY, MemoryParams, parse_memory_params
+from sgl_stateful.service import MemoryService, Prepared, Report
+
+from .engine import INTERNAL, SGLangEngine, scheduler_report
+
+SERVICE = "_sgl_stateful_service"  # attribute of the tokenizer manager
+ENGINE = "_sgl_stateful_engine"
+REPORTS = "_sgl_stateful_reports"  # attribute of a prepared request: one report a prompt
+SHOWN = "_sgl_stateful_shown"  # attribute of a finished one: what its responses show, by prompt
+MARKER = "{{memory}}"
+
+_DEFAULT_RESERVE_TOKENS = 256
+
+
+def service_of(tokenizer_manager: Any) -> MemoryService | None:
+    """The memory of a server; None where it has none."""
+    return getattr(tokenizer_manager, SERVICE, None)
+
+
+def require_service(tokenizer_manager: Any) -> MemoryService:
+    """The memory of a server.
+
+    Raises
+    ------
+    MemoryDisabled
+        The server has none.
+    """
+    if (service := service_of(tokenizer_manager)) is None:
+        raise MemoryDisabled("this server has no memory: start it with --memory DIR (SGL_STATEFUL_MEMORY)")
+    return service
+
+
+def refuse_unsupported(request: GenerateReqInput) -> None:
+    """Refuse, by name, what a prompt with memory cannot be combined with."""
+    for field in ("image_data", "video_data", "audio_data", "input_embeds", "session_params", "lora_path"):
+        if getattr(request, field, None):
+            raise BadMemoryRequest(f"custom_params.memory cannot be combined with {field}")
+
+
+def apply_prepared(request: GenerateReqInput, prepared: Prepared) -> None:
+    """Put a prepared prompt into a request of one prompt."""
+    request.text, request.input_ids = None, prepared.token_ids
+    request.sampling_params = _with_directive(request.sampling_params, prepared)
+    request.cache_salt = _salted(request.cache_salt, prepared.salt)
+    setattr(request, REPORTS, [prepared.report])
+
+
+def _with_directive(sampling_params: dict[str, Any] | None, prepared: Prepared) -> dict[str, Any]:
+    merged = dict(sampling_params or {})
+    custom = {key: value for key, value in (merged.get("custom_params") or {}).items() if key != MEMORY_KEY}
+    if prepared.directive is not None:
+        custom[DIRECTIVE_KEY] = dump_directive(prepared.directive)
+    merged["custom_params"] = custom or None
+    return merged
+
+
+def _salted(cache_salt: str | None, salt: str) -> str:
+    return f"{salt}/{cache_salt}" if cache_salt else salt
+
+
+def reserve_tokens(sampling_params: dict[str, Any]) -> int:
+    """Tokens to leave free for the answer."""
+    wanted = sampling_params.get("max_new_tokens")
+    return _DEFAULT_RESERVE_TOKENS if wanted is None else min(int(wanted), 4 * _DEFAULT_RESERVE_TOKENS)
+
+
+def _prepare_one(
+    service: MemoryService, tokenizer: Any, params: MemoryParams, text: Any, ids: Any, sampling: dict[str, Any]
+) -> Prepared:
+    reserve = reserve_tokens(sampling)
+    if ids is not None:
+        if params.query is None and params.k > 0 and params.mode != "off":
+            raise BadMemoryRequest("custom_params.memory.query is needed with input_ids")
+        if params.insert_at > len(ids):
+            raise BadMemoryRequest(f"custom_params.memory.insert_at is {params.insert_at} of {len(ids)} tokens")
+        head, tail = ids[: params.insert_at], ids[params.insert_at :]
+        return service.prepare_ids(params, head=head, tail=tail, query=params.query or "", reserve_tokens=reserve)
+    if not isinstance(text, str):
+        raise BadMemoryRequest("custom_params.memory needs a prompt as text or input_ids")
+    before, marker, after = text.partition(MARKER)
+    if not marker:
+        before, after = "", text
+    return service.prepare_ids(
+        params,
+        head=tokenizer.encode(before, add_special_tokens=True),
+        tail=tokenizer.encode(after, add_special_tokens=False),
+        query=before + after,
+        reserve_tokens=reserve,
+    )
+
+
+async def prepare_request(tokenizer_manager: Any, request: GenerateReqInput) -> None:
+    """Retrieve and assemble for a request that is not prepared yet; does nothing for one without memory.
+
+    Raises
+    ------
+    ForgedDirective, BadMemoryRequest, MemoryDisabled
+        All of them become HTTP 400.
+    """
+    sampling = request.sampling_params
+    per_prompt = sampling if isinstance(sampling, list) else [sampling]
+    wanted = [parse_memory_params((s or {}).get("custom_params")) for s in per_prompt]
+    if not any(wanted):
+        return
+    service = require_service(tokenizer_manager)
+    refuse_unsupported(request)
+    await service.start()
+    texts, ids = request.text, request.input_ids
+    is_batch = isinstance(texts, list) or (isinstance(ids, list) and bool(ids) and isinstance(ids[0], list))
+    count = len(texts if texts is not None else ids) if is_batch else 1
+    if isinstance(sampling, list) and len(sampling) != count:
+        raise BadMemoryRequest(f"{len(sampling)} sampling_params for {count} prompts")
+    jobs = []
+    for i in range(count):
+        params = wanted[i] if isinstance(sampling, list) else wanted[0]
+        if params is None:
+            raise BadMemoryRequest("a batch takes custom_params.memory for all of its prompts or for none")
+        text = texts[i] if is_batch and texts is not None else texts
+        one = ids[i] if is_batch and ids is not None else ids
+        own = per_prompt[i] if isinstance(sampling, list) else per_prompt[0]
+        jobs.append((params, text, one, own or {}))
+    tokenizer = tokenizer_manager.tokenizer
+    prepared = await asyncio.gather(*(asyncio.to_thread(_prepare_one, service, tokenizer, *job) for job in jobs))
+    if not is_batch:
+        apply_prepared(request, prepared[0])
+        return
+    request.text, request.input_ids = None, [p.token_ids for p in prepared]
+    request.sampling_params = [_with_directive(job[3], p) for job, p in zip(jobs, prepared, strict=True)]
+    given = request.cache_salt
+    salts = given if isinstance(given, list) else [given] * count
+    request.cache_salt = [_salted(salt, p.salt) for salt, p in zip(salts, prepared, strict=True)]
+    setattr(request, REPORTS, [p.report for p in prepared])
+
+
+async def around_generate_request(
+    original: Callable[..., AsyncIterator[Any]], tokenizer_manager: Any, request: Any, raw_request: Any = None
+) -> AsyncIterator[Any]:
+    """AROUND ``TokenizerManager.generate_request``: prepare, run, and put the report on the last reply."""
+    if not isinstance(request, GenerateReqInput) or getattr(request, INTERNAL, False):
+        async with aclosing(original(tokenizer_manager, request, raw_request)) as replies:
+            async for reply in replies:
+                yield reply
+        return
+    if not hasattr(request, REPORTS):
+        await prepare_request(tokenizer_manager, request)
+    reports: list[Report] = getattr(request, REPORTS, [])
+    engine: SGLangEngine | None = getattr(tokenizer_manager, ENGINE, None)
+    collector = _Collector(service_of(tokenizer_manager), reports)
+    setattr(request, SHOWN, collector.shown)
+    if engine is not None:
+        engine.foreground += 1
+    try:
+        async with aclosing(original(tokenizer_manager, request, raw_request)) as replies:
+            async for reply in replies:
+                for position, item in enumerate(reply if isinstance(reply, list) else [reply]):
+                    collector.see(item, position if isinstance(reply, list) else item.get("index", 0))
+                yield reply
+    finally:
+        if engine is not None:
+            engine.foreground -= 1
+
+
+class _Collector:
+    """Joins the two halves of each report: retrieval from here, splice from the scheduler."""
+
+    def __init__(self, service: MemoryService | None, reports: list[Report]) -> None:
+        self._service = service
+        self._reports = reports
+        self._scheduler: dict[int, dict[str, Any]] = {}
+        self.shown: dict[int, dict[str, Any]] = {}
+
+    def see(self, item: Any, index: int) -> None:
+        meta = item.get("meta_info") if isinstance(item, dict) else None
+        if meta is None:
+            return
+        if (found := scheduler_report(meta)) is not None:
+            self._scheduler[index] = found
+        if not self._reports or self._service is None or not meta.get("finish_reason"):
+            return
+        report = self._reports[index % len(self._reports)]
+        meta[MEMORY_KEY] = self._service.finish(
+            report,
+            self._scheduler.get(index),
+            prompt_tokens=meta["prompt_tokens"],
+            cached_tokens=meta["cached_tokens"],
+        )
+        self.shown[index % len(self._reports)] = meta[MEMORY_KEY]

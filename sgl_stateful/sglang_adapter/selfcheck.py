@@ -1,0 +1,105 @@
+"""Checks at attach time, in the scheduler process: what cannot be served is refused by name before it serves.
+
+SGLang swallows exceptions of plugins and hooks, so each hook is looked for here rather than trusted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import sglang
+import torch
+from sglang.srt.managers import io_struct, scheduler
+from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+
+from sgl_stateful.errors import IncompatibleServer
+
+SUPPORTED_SGLANG = ("0.5.23",)
+_POOL_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def check_sglang_version() -> None:
+    """Refuse an SGLang whose internals have not been verified."""
+    if sglang.__version__ not in SUPPORTED_SGLANG:
+        raise IncompatibleServer(
+            f"sglang {sglang.__version__} is installed; sgl-stateful supports {', '.join(SUPPORTED_SGLANG)}. "
+            f"Install it with: pip install sglang=={SUPPORTED_SGLANG[-1]}"
+        )
+
+
+def check_hooks(scheduler_class: type, message_class: type) -> None:
+    """Refuse to start where SGLang dropped a hook of ours."""
+    if not issubclass(scheduler.Scheduler, scheduler_class):
+        raise IncompatibleServer("SGLang's Scheduler was not replaced by sgl-stateful's; another plugin replaces it")
+    if message_class not in io_struct._all_types:
+        raise IncompatibleServer("SGLang's IPC does not know sgl-stateful's control message")
+
+
+def check_flags(server_args: Any) -> None:
+    """Refuse flags under which a splice could be wrong, each by its name."""
+    refusals = {
+        "--enable-hierarchical-cache": server_args.enable_hierarchical_cache,
+        "--enable-lmcache": server_args.enable_lmcache,
+        "--enable-unified-cache-external-linker": getattr(server_args, "enable_unified_cache_external_linker", False),
+        "--speculative-algorithm": server_args.speculative_algorithm,
+        "--disable-radix-cache": server_args.disable_radix_cache,
+        "--enable-dp-attention": server_args.enable_dp_attention,
+        "--pp-size": server_args.pp_size > 1,
+        "--dp-size": server_args.dp_size > 1,
+        "--tokenizer-worker-num": server_args.tokenizer_worker_num > 1,
+        "--enable-unified-memory": getattr(server_args, "enable_unified_memory", False),
+        "--skip-tokenizer-init": server_args.skip_tokenizer_init,
+    }
+    for flag, is_set in refusals.items():
+        if is_set:
+            raise IncompatibleServer(f"{flag} cannot be combined with --radix-cache-backend stateful")
+    if server_args.disaggregation_mode not in (None, "null"):
+        raise IncompatibleServer("--disaggregation-mode cannot be combined with --radix-cache-backend stateful")
+
+
+def check_pool(kv_cache: Any, *, is_hybrid_swa: bool, is_hybrid_ssm: bool) -> None:
+    """Refuse KV pools other than plain multi-head (or grouped-query) attention in 16 or 32 bits."""
+    if is_hybrid_swa or is_hybrid_ssm:
+        raise IncompatibleServer("sliding-window and hybrid models are not supported: their KV pool drops tokens")
+    if type(kv_cache) is not MHATokenToKVPool:
+        raise IncompatibleServer(
+            f"KV pool {type(kv_cache).__name__} is not supported; only plain MHA/GQA pools are (no MLA, no quantised KV)"
+        )
+    if kv_cache.dtype not in _POOL_DTYPES or kv_cache.store_dtype != kv_cache.dtype:
+        raise IncompatibleServer(f"KV cache dtype {kv_cache.dtype} is not supported; use auto, bfloat16 or float32")
+    if kv_cache.v_head_dim != kv_cache.head_dim:
+        raise IncompatibleServer(f"head widths of keys ({kv_cache.head_dim}) and values ({kv_cache.v_head_dim}) differ")
+    layout = tuple(kv_cache.get_key_buffer(0).shape[1:])
+    if layout != (kv_cache.head_num, kv_cache.head_dim):
+        raise IncompatibleServer(f"KV layout {layout} is not [slot, head, dim]; unset SGLANG_USE_HND_KVCACHE")
+
+
+def model_digest(model_path: str) -> str:
+    """Digest of a model directory: configuration bytes, and name, size and both ends of each weight file.
+
+    A path that is not a directory (a hub id that SGLang resolves itself) is digested by its name.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    root = Path(model_path)
+    if not root.is_dir():
+        digest.update(model_path.encode())
+        return digest.hexdigest()
+    for path in sorted(root.iterdir()):
+        if path.suffix == ".json":
+            digest.update(path.name.encode() + path.read_bytes())
+        elif path.suffix in {".safetensors", ".bin", ".gguf"}:
+            size = path.stat().st_size
+            with path.open("rb") as file:
+                ends = file.read(1 << 16)
+                file.seek(max(size - (1 << 16), 0))
+                ends += file.read()
+            digest.update(f"{path.name}:{size}".encode() + ends)
+    return digest.hexdigest()
+
+
+def kv_fingerprint(parts: dict[str, Any]) -> str:
+    """Digest of everything that must be equal for KV to be exchangeable."""
+    return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=16).hexdigest()
