@@ -6,14 +6,15 @@ from typing import Any
 
 import pytest
 import torch
-from sgl_stateful.sglang_adapter.attention import PortableCpuAttention, UnsupportedAttention
-from sgl_stateful.sglang_adapter.attention_plan import plan_extend
 from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
 from sglang.srt.layers.radix_attention import AttentionType, RadixAttention
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, ReqToTokenPool
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+
+from sgl_stateful.sglang_adapter.attention import PortableCpuAttention, UnsupportedAttention
+from sgl_stateful.sglang_adapter.attention_plan import plan_extend
 
 HEAD_DIM = 64
 NUM_SLOTS = 4096

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from sgl_stateful.sglang_adapter.platform import PortableCpuPlatform, activate, available_accelerator
 
 
