@@ -32,7 +32,7 @@ from memstore.encoding import (
     validate_encoding,
 )
 from memstore.errors import CorruptBlob
-from memstore.lmdb_env import DATABASES, open_environment, translated
+from memstore.lmdb_env import DATABASES, full, open_environment, translated
 from memstore.settings import MemStoreSettings
 from memstore.types import EncodingId, FactId, OwnerId
 
@@ -51,6 +51,7 @@ class BlobStats(NamedTuple):
     """Disk space of all tensors, of all shards."""
 
     map_size_bytes: int
+    """Upper bound that `put` keeps, of all tables together."""
 
 
 class KVBlobs:
@@ -84,9 +85,10 @@ class KVBlobs:
         self.path = Path(path)
         self.shard = shard
         self._env, databases, replaced = open_environment(
-            self.path, map_size_bytes=settings.blob_map_size_bytes, max_readers=settings.blob_max_readers
+            self.path, limit_bytes=settings.blob_map_size_bytes, max_readers=settings.blob_max_readers
         )
         self._slots, self._ids, self._blobs, self._saw, self._anchors = (databases[name] for name in DATABASES)
+        self._limit_bytes = settings.blob_map_size_bytes
         self.corrupt_count = int(replaced)
 
     def put(self, encoding: Encoding, k: "torch.Tensor", v: "torch.Tensor") -> bool:
@@ -128,6 +130,8 @@ class KVBlobs:
                 for fact_id, _ in encoding.saw:
                     txn.put(_fact_key(encoding.owner, fact_id), encoding.id.encode(), db=self._saw)
             txn.put(key, value, db=self._blobs)
+            if sum(_used_bytes(txn, db) for db in (self._slots, self._ids, self._blobs, self._saw)) > self._limit_bytes:
+                raise full(self.path)
         return True
 
     def load(self, encoding_id: EncodingId) -> KVBlob | None:
@@ -225,10 +229,7 @@ class KVBlobs:
     def stats(self) -> BlobStats:
         """Return the number of encodings and their size."""
         with self._transaction() as txn:
-            blobs = txn.stat(self._blobs)
-            pages = blobs["branch_pages"] + blobs["leaf_pages"] + blobs["overflow_pages"]
-            count = txn.stat(self._slots)["entries"]
-        return BlobStats(count, pages * blobs["psize"], self._env.info()["map_size"])
+            return BlobStats(txn.stat(self._slots)["entries"], _used_bytes(txn, self._blobs), self._limit_bytes)
 
     def close(self) -> None:
         """Unmap the file; may be called twice."""
@@ -289,6 +290,11 @@ class KVBlobs:
             # Also of encodings whose description was damaged, or never written.
             txn.delete(key[32:-3], db=self._ids)
             more = cursor.delete()
+
+
+def _used_bytes(txn: Any, database: Any) -> int:
+    stat = txn.stat(database)
+    return int(stat["psize"] * (stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]))
 
 
 def _digest(text: str) -> bytes:

@@ -62,13 +62,15 @@ def unit_rows(vectors: npt.ArrayLike, *, rows: int, dimension: int) -> Vectors:
     matrix = np.asarray(vectors, dtype=np.float64)
     if matrix.shape != (rows, dimension):
         raise EmbeddingError(f"vectors have shape {list(matrix.shape)}, not [{rows}, {dimension}]")
-    norms = np.linalg.norm(matrix, axis=1)
-    usable = np.isfinite(norms) & (norms > 0)
+    peaks = np.abs(matrix).max(axis=1, initial=0.0)
+    usable = np.isfinite(peaks) & (peaks > 0)
     if not usable.all():
         position = int(np.argmin(usable))
-        what = "zero" if norms[position] == 0 else "not finite"
+        what = "zero" if peaks[position] == 0 else "not finite"
         raise EmbeddingError(f"the vector of text {position} is {what}: the text has no direction", position=position)
-    return np.ascontiguousarray(matrix / norms[:, None], dtype=np.float32)
+    # By the peak first, so that no square overflows or vanishes.
+    scaled = matrix / peaks[:, None]
+    return np.ascontiguousarray(scaled / np.linalg.norm(scaled, axis=1, keepdims=True), dtype=np.float32)
 
 
 class SentenceTransformerEmbedder:

@@ -129,7 +129,9 @@ class FactIndex:
 
     def search(self, owner: OwnerId, vector: npt.ArrayLike, k: int) -> list[Neighbour]:
         """Return the min(k, count) vectors of `owner` nearest to `vector` `[dimension]`, best first."""
-        entry = self._open(owner)
+        with self._table:
+            entry = self._entries.setdefault(owner, _Entry())
+            self._entries.move_to_end(owner)
         with entry.lock:
             if entry.index is None:
                 stored = self._load(owner)
@@ -138,17 +140,10 @@ class FactIndex:
                 entry.index = index
             neighbours = entry.index.search(vector, k)
             empty = not len(entry.index)
-        if empty:
-            # Owners that have nothing must not push out those that have.
-            with self._table:
-                if self._entries.get(owner) is entry:
-                    del self._entries[owner]
-        return neighbours
-
-    def _open(self, owner: OwnerId) -> _Entry:
         with self._table:
-            entry = self._entries.setdefault(owner, _Entry())
-            self._entries.move_to_end(owner)
+            # Owners that have nothing must not push out those that have.
+            if empty and self._entries.get(owner) is entry:
+                del self._entries[owner]
             while len(self._entries) > self._max_open:
                 self._entries.popitem(last=False)
-            return entry
+        return neighbours

@@ -16,6 +16,7 @@ logger = logging.getLogger(__name__)
 
 DATABASES = (b"slots", b"ids", b"blobs", b"saw", b"anchors")
 _FORMAT = b"1"
+_SLACK_BYTES = 16 * 2**20
 _DAMAGE = (lmdb.InvalidError, lmdb.VersionMismatchError, lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.PanicError)
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _NO_PERMISSION = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -26,12 +27,12 @@ def translated(path: Path) -> Iterator[None]:
     """Raise what LMDB or the file system raises inside as one `BlobStoreError` that says what to do."""
     try:
         yield
+    except lmdb.MapFullError as error:
+        raise full(path) from error
     except (lmdb.Error, OSError) as error:
         code = getattr(error, "code", 0) or getattr(error, "errno", 0)
-        if isinstance(error, lmdb.MapFullError | lmdb.DiskError | lmdb.TxnFullError) or code in _NO_SPACE:
-            raise BlobStoreFull(
-                f"the KV cache {path} is full: raise blob_map_size_bytes, free disk space, or drop encodings ({error})"
-            ) from error
+        if isinstance(error, lmdb.DiskError | lmdb.TxnFullError) or code in _NO_SPACE:
+            raise full(path) from error
         if isinstance(error, lmdb.ReadonlyError) or code in _NO_PERMISSION:
             raise BlobStoreReadOnly(
                 f"the KV cache {path} cannot be written: give this user write permission on the directory ({error})"
@@ -45,7 +46,12 @@ def translated(path: Path) -> Iterator[None]:
         raise BlobStoreError(f"the KV cache {path} refused an operation: {error}") from error
 
 
-def open_environment(path: Path, *, map_size_bytes: int, max_readers: int) -> tuple[Any, dict[bytes, Any], bool]:
+def full(path: Path) -> BlobStoreFull:
+    """Return the error for a cache that has no room left."""
+    return BlobStoreFull(f"the KV cache {path} is full: raise blob_map_size_bytes, free disk space, or drop encodings")
+
+
+def open_environment(path: Path, *, limit_bytes: int, max_readers: int) -> tuple[Any, dict[bytes, Any], bool]:
     """Return the environment at `path`, its databases by name, and whether a damaged one was moved aside.
 
     Raises
@@ -55,7 +61,7 @@ def open_environment(path: Path, *, map_size_bytes: int, max_readers: int) -> tu
     with translated(path):
         path.mkdir(parents=True, exist_ok=True)
         try:
-            return *_open(path, map_size_bytes, max_readers), False
+            return *_open(path, limit_bytes, max_readers), False
         except (*_DAMAGE, ValueError) as error:
             # One copy is kept, not one per accident: nothing in it is needed.
             os.replace(path / "data.mdb", path / "data.mdb.damaged")
@@ -63,13 +69,15 @@ def open_environment(path: Path, *, map_size_bytes: int, max_readers: int) -> tu
             logger.warning(
                 "the KV cache %s was damaged (%s): moved aside, every fact will be encoded anew", path, error
             )
-            return *_open(path, map_size_bytes, max_readers), True
+            return *_open(path, limit_bytes, max_readers), True
 
 
-def _open(path: Path, map_size_bytes: int, max_readers: int) -> tuple[Any, dict[bytes, Any]]:
+def _open(path: Path, limit_bytes: int, max_readers: int) -> tuple[Any, dict[bytes, Any]]:
     env = lmdb.open(
         os.fspath(path),
-        map_size=map_size_bytes,
+        # Room behind the limit: LMDB copies pages in order to delete, and cannot use freed ones at once, so that in
+        # a map that is full to the brim nothing could be dropped.
+        map_size=limit_bytes + max(limit_bytes // 4, _SLACK_BYTES),
         max_dbs=len(DATABASES),
         max_readers=max_readers,
         # No fsync: a put comes from the serving path, and losing this file loses time alone. A killed process

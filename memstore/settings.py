@@ -31,7 +31,7 @@ class MemStoreSettings(BaseSettings):
     """How long a write waits for another writer."""
 
     blob_map_size_bytes: Positive = 16 * 2**30
-    """Upper bound of the KV cache. The file is sparse: it takes what it holds."""
+    """Upper bound of what the KV cache holds, at which a put is refused. The file is sparse: it grows as needed."""
 
     blob_max_readers: Positive = 512
     """Concurrent read transactions on the KV cache, over all processes."""
