@@ -1,1 +1,1 @@
-""""""
+"""Stateful sessions and spliced memory facts for SGLang servers."""

@@ -35,24 +35,23 @@ def serve(
     ] = False,
 ) -> None:
     """Serve a model with a memory; every other flag is SGLang's own."""
+    values = {
+        "memory": memory,
+        "policy": policy,
+        "also_encode": also_encode,
+        "embedder": embedder,
+        "arena_mib": arena_mib,
+        "allow_unverified_splice": allow_unverified_splice,
+    }
+    # SGLang's subprocesses read their settings from the environment.
+    os.environ.update({f"{ENV_PREFIX}{name.upper()}": str(v) for name, v in values.items() if v is not None})
     try:
-        values = {
-            "memory": memory,
-            "policy": policy,
-            "also_encode": also_encode,
-            "embedder": embedder,
-            "arena_mib": arena_mib,
-            "allow_unverified_splice": allow_unverified_splice,
-        }
-        settings = StatefulSettings(**{name: value for name, value in values.items() if value is not None})
+        settings = StatefulSettings()
         settings.policies()
-        if memory is not None:
-            pass
-    except (ValueError, OSError) as error:
+    except ValueError as error:
         _fail(str(error))
-    for name, value in values.items():
-        if value is not None:
-            os.environ[f"{ENV_PREFIX}{name.upper()}"] = str(value)
+    if settings.memory is not None:
+        _check_memory(settings.memory)
     _launch(["--model-path", model, "--radix-cache-backend", "stateful", *context.args])
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from memstore import EncodingId
@@ -113,7 +114,7 @@ def parse_directive(custom_params: Any) -> Directive | None:
         case "splice":
             spans = _spans(body["spans"])
             assert spans, "a splice without spans"
-            assert all(a.end == b.start for a, b in zip(spans, spans[1:], strict=False)), f"spans with gaps: {spans}"
+            assert all(a.end == b.start for a, b in pairwise(spans)), f"spans with gaps: {spans}"
             return Splice(spans, body.get("probe"))
         case "capture":
             return Capture(

@@ -42,6 +42,10 @@ class EnginePort(Protocol):
         """A control call to the scheduler."""
         ...
 
+    def is_closing(self) -> bool:
+        """The server is shutting down: it waits for requests in flight, and no new ones of its own may begin."""
+        ...
+
     def foreground_requests(self) -> int:
         """Requests of callers now in flight."""
         ...

@@ -1,4 +1,4 @@
-"""The start-up self-test: does a spliced fact equal full prefill where it must, on the model that is loaded?
+"""The start-up self-test: a spliced fact must equal full prefill where it can, on the model that is loaded.
 
 Layer 0 does not depend on context, so keys and values of a spliced fact must equal those of full prefill there, to
 the rounding of the KV pool. Deeper layers depend on what the encoding saw; there the distribution of the next token
@@ -72,7 +72,7 @@ async def run_self_test(engine: EnginePort, codec: FactCodec, *, salt: str, dtyp
     context = list(codec.context)
 
     captured, spans = context + list(facts[0].token_ids), []
-    items = []
+    items: list[CaptureItem] = []
     for fact in facts[1:]:
         span = Span(EncodingId(f"{1:032x}{len(items):02x}"), len(captured), len(captured) + len(fact.token_ids))
         captured += fact.token_ids

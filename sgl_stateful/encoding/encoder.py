@@ -114,24 +114,24 @@ class Encoder:
         return sum(1 if w.missing is None else sum(map(len, w.missing.values())) for w in self._owners.values())
 
     async def run(self) -> None:
-        """Encode what is missing, for ever; cancel to stop."""
+        """Encode what is missing, until the server shuts down; cancel to stop."""
         for owner in await asyncio.to_thread(self._store.owners):
             self.notify(owner)
-        while True:
+        while not self._engine.is_closing():
             todo = [o for o, w in self._owners.items() if w.missing is None or (w.missing and w.attempts < _ATTEMPTS)]
             if not todo:
                 self._wake.clear()
                 await self._wake.wait()
                 continue
-            for owner in todo:
+            for name in todo:
                 try:
-                    await self._encode_owner(owner)
+                    await self._encode_owner(name)
                 except asyncio.CancelledError:
                     raise
                 except Exception:
                     # The encoder serves every owner: what fails for one is logged, counted and tried again later.
                     logger.exception("encoding facts failed; they are served as text until it succeeds")
-                    self._fail(owner)
+                    self._fail(name)
 
     def _fail(self, owner: str) -> None:
         work = self._owners[owner]
@@ -208,6 +208,8 @@ class Encoder:
                     await self._prime(owner, policy, same_prefix[0])
                 for job in same_prefix:
                     await self._acquire()
+                    if self._engine.is_closing():
+                        return
                     group.create_task(self._run_job(owner, policy, job))
         self.counts[policy].seconds += time.monotonic() - started
 

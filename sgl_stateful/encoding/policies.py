@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Protocol
 
 from memstore import Fact, FactId
@@ -77,7 +77,7 @@ class StreamWindow:
                 continue
             # [0, 2w) behind the header alone, then [g*w, (g+1)*w) behind [(g-1)*w, g*w)
             bounds = [0, *range(2 * self.window, len(stream), self.window), len(stream)]
-            for start, end in zip(bounds, bounds[1:], strict=False):
+            for start, end in pairwise(bounds):
                 prefix_start = max(start - self.window, 0)
                 first = next((i for i in range(start, end) if stream[i].id in wanted), None)
                 if first is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any
 
@@ -113,8 +113,8 @@ async def around_non_streaming(original: Callable[..., Any], serving: Any, adapt
 
 
 async def around_stream(
-    original: Callable[..., AsyncIterator[str]], serving: Any, adapted: Any, *args: Any
-) -> AsyncIterator[str]:
+    original: Callable[..., AsyncGenerator[str, None]], serving: Any, adapted: Any, *args: Any
+) -> AsyncGenerator[str, None]:
     """AROUND ``OpenAIServingChat._generate_chat_stream``: add ``memory`` to the chunk that ends a choice."""
     async with aclosing(original(serving, adapted, *args)) as chunks:
         async for chunk in chunks:

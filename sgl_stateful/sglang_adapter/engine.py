@@ -59,6 +59,10 @@ class SGLangEngine:
         """A control call; see ``EnginePort``."""
         return await call_schedulers(self._tokenizer_manager, op, dict(payload or {}))
 
+    def is_closing(self) -> bool:
+        """SGLang has been told to exit."""
+        return bool(self._tokenizer_manager.gracefully_exit)
+
     def foreground_requests(self) -> int:
         """Callers' requests in flight."""
         return self.foreground

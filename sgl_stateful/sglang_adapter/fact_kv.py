@@ -12,7 +12,7 @@ import torch
 
 from memstore import CorruptBlob, Encoding, EncodingId, FactId, KVBlobs
 from sgl_stateful.directive import Capture, CaptureItem, KeepProbe, Splice
-from sgl_stateful.splice import ArenaFull, FactArena
+from sgl_stateful.splice import ArenaFullError, FactArena
 
 from .kv_pool import KVPool
 
@@ -85,7 +85,7 @@ class FactKV:
     ) -> torch.Tensor | None:
         try:
             rows = self.arena.put(encoding_id, keys, values, keep=keep)
-        except ArenaFull as full:
+        except ArenaFullError as full:
             logger.warning("the fact arena is too small for one request (%s); raise --arena-mib", full)
             return None
         self._token_ids[encoding_id] = token_ids

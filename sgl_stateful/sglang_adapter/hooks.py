@@ -15,6 +15,7 @@ from sglang.srt.mem_cache.registry import register_radix_cache_backend
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
 from memstore import KVBlobs, MemStore
+from sgl_stateful.directive import DIRECTIVE_KEY
 from sgl_stateful.errors import IncompatibleServer
 from sgl_stateful.prompt import SENTINEL, split_at_sentinel
 from sgl_stateful.service import MemoryService
@@ -30,6 +31,7 @@ logger = logging.getLogger(__name__)
 BACKEND = "stateful"
 _MANAGER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
 _CHAT = "sglang.srt.entrypoints.openai.serving_chat.OpenAIServingChat"
+_STREAMER = "sglang.srt.managers.scheduler_components.output_streamer.SchedulerOutputStreamer"
 _WEIGHT_UPDATES = (
     "update_weights_from_disk",
     "update_weights_from_distributed",
@@ -43,6 +45,7 @@ def register_hooks() -> None:
     register_radix_cache_backend(BACKEND, create_stateful_cache)
     register_control_types()
     HookRegistry.register("sglang.srt.managers.scheduler.Scheduler", StatefulScheduler, HookType.REPLACE)
+    HookRegistry.register(f"{_STREAMER}.is_request_level_customized_info_key", around_is_request_level, HookType.AROUND)
     HookRegistry.register(f"{_MANAGER}.__init__", after_manager_init, HookType.AFTER)
     HookRegistry.register(f"{_MANAGER}.generate_request", requests.around_generate_request, HookType.AROUND)
     for name in _WEIGHT_UPDATES:
@@ -66,6 +69,11 @@ def require_hooks() -> None:
     missing = sorted(set(HookRegistry._hooks) - HookRegistry._patched)
     if missing:
         raise IncompatibleServer(f"SGLang did not apply these hooks: {', '.join(missing)}")
+
+
+def around_is_request_level(original: Callable[..., bool], streamer: Any, key: str) -> bool:
+    """AROUND ``is_request_level_customized_info_key``: our report belongs to the request, not to one of its tokens."""
+    return key == DIRECTIVE_KEY or original(streamer, key)
 
 
 def after_manager_init(_: None, manager: Any, server_args: Any, *args: Any, **kwargs: Any) -> None:

@@ -139,11 +139,12 @@ def find_kv_pool(kv_cache: Any, model: torch.nn.Module, forward_stream: Any) -> 
     specs = {RopeSpec.from_rotary_module(module) for module in rotary.values()}
     if len(specs) != 1:
         raise IncompatibleServer(f"layers use {len(specs)} different rotary embeddings; one is supported")
-    first = rotary[0]
+    table = rotary[0].cos_sin_cache
+    assert isinstance(table, torch.Tensor), type(table)
     return KVPool(
         k_pools=tuple(kv_cache.get_key_buffer(layer) for layer in range(num_layers)),
         v_pools=tuple(kv_cache.get_value_buffer(layer) for layer in range(num_layers)),
         rope=specs.pop(),
-        cos_sin_cache=first.cos_sin_cache,
+        cos_sin_cache=table,
         forward_stream=forward_stream,
     )

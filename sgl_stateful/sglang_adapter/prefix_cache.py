@@ -53,10 +53,9 @@ class RequestState:
 
     def tell(self, req: Any, more: Mapping[str, Any] | None = None) -> None:
         """Attach what was decided to the request's first reply."""
+        tier = "spliced"
         if self.exact:
             tier = "exact" if self.reason == "exact_prefix_cached" else "text"
-        else:
-            tier = "spliced"
         report = {
             "tier": tier,
             "reason": self.reason,

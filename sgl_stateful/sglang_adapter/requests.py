@@ -7,7 +7,7 @@ with ``custom_params.memory`` and is not prepared comes from ``/generate`` or th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any
 
@@ -150,8 +150,8 @@ async def prepare_request(tokenizer_manager: Any, request: GenerateReqInput) -> 
 
 
 async def around_generate_request(
-    original: Callable[..., AsyncIterator[Any]], tokenizer_manager: Any, request: Any, raw_request: Any = None
-) -> AsyncIterator[Any]:
+    original: Callable[..., AsyncGenerator[Any, None]], tokenizer_manager: Any, request: Any, raw_request: Any = None
+) -> AsyncGenerator[Any, None]:
     """AROUND ``TokenizerManager.generate_request``: prepare, run, and put the report on the last reply."""
     if not isinstance(request, GenerateReqInput) or getattr(request, INTERNAL, False):
         async with aclosing(original(tokenizer_manager, request, raw_request)) as replies:

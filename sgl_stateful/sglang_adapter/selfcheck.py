@@ -66,7 +66,7 @@ def check_pool(kv_cache: Any, *, is_hybrid_swa: bool, is_hybrid_ssm: bool) -> No
         raise IncompatibleServer("sliding-window and hybrid models are not supported: their KV pool drops tokens")
     if type(kv_cache) is not MHATokenToKVPool:
         raise IncompatibleServer(
-            f"KV pool {type(kv_cache).__name__} is not supported; only plain MHA/GQA pools are (no MLA, no quantised KV)"
+            f"KV pool {type(kv_cache).__name__} is not supported; only plain MHA/GQA pools are (not MLA, not quantised)"
         )
     if kv_cache.dtype not in _POOL_DTYPES or kv_cache.store_dtype != kv_cache.dtype:
         raise IncompatibleServer(f"KV cache dtype {kv_cache.dtype} is not supported; use auto, bfloat16 or float32")

@@ -16,7 +16,7 @@ import torch
 from memstore import EncodingId
 
 
-class ArenaFull(Exception):
+class ArenaFullError(Exception):
     """A fact does not fit, even with every other fact dropped that the current request does not need."""
 
 
@@ -95,13 +95,15 @@ class FactArena:
 
         Raises
         ------
-        ArenaFull
+        ArenaFullError
             The fact does not fit beside ``keep``; nothing has been dropped for it in vain but unused facts.
         """
         num_tokens = keys.shape[1]
         self.drop(encoding_id)
         if not self._make_room(num_tokens, keep):
-            raise ArenaFull(f"{num_tokens} tokens do not fit: {self.free_tokens} of {self.capacity_tokens} are free")
+            raise ArenaFullError(
+                f"{num_tokens} tokens do not fit: {self.free_tokens} of {self.capacity_tokens} are free"
+            )
         rows = self._take(num_tokens)
         self.keys[:, rows] = keys.to(self.keys)
         self.values[:, rows] = values.to(self.values)
