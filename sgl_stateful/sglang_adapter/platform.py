@@ -28,6 +28,10 @@ class PortableCpuPlatform(CpuDeviceMixin, SRTPlatform):
     _enum = PlatformEnum.OOT
     capabilities = PlatformCapabilities()
 
+    def get_device(self, device_id: int = 0) -> str:
+        """`cpu`, by name: where no device is given, SGLang takes this for the server argument and splits the string."""
+        return "cpu"
+
     def get_default_attention_backend(self) -> str:
         """Name of the backend in SGLang's attention registry."""
         return ATTENTION_BACKEND

@@ -53,6 +53,7 @@ def test_is_an_out_of_tree_cpu_without_triton() -> None:
     platform = PortableCpuPlatform()
     assert platform.is_out_of_tree()
     assert platform.device_type == "cpu"
+    assert platform.get_device() == "cpu"
     assert not platform.capabilities.supports_triton
     assert not platform.capabilities.graph_capture
 
