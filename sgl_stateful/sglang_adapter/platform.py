@@ -37,12 +37,12 @@ class PortableCpuPlatform(CpuDeviceMixin, SRTPlatform):
         return ATTENTION_BACKEND
 
     def apply_server_args_defaults(self, server_args: Any) -> None:
-        """Fill what the caller left open; SGLang would otherwise choose `intel_amx` for every x86 CPU."""
-        if server_args.device is None:
-            server_args.device = "cpu"
-        # The recipe for a CPU asks for one backend; a caller who named either half keeps the choice.
-        named = (server_args.attention_backend, server_args.prefill_attention_backend)
-        if (*named, server_args.decode_attention_backend) == (None, None, None):
+        """Put our attention where SGLang chose none, or `intel_amx`: its default for x86, whose kernels are not here.
+
+        On Arm SGLang's default is `torch_native`, which looks like the caller's own choice and is kept.
+        """
+        both = server_args.prefill_attention_backend, server_args.decode_attention_backend
+        if server_args.attention_backend in (None, "intel_amx") and both == (None, None):
             server_args.attention_backend = ATTENTION_BACKEND
 
     def is_pin_memory_available(self, device: object = None) -> bool:

@@ -45,7 +45,7 @@ def test_leaves_sglangs_own_cpu_engine_alone(monkeypatch: pytest.MonkeyPatch, va
 
 
 def server_args(**given: Any) -> SimpleNamespace:
-    fields = ("device", "attention_backend", "prefill_attention_backend", "decode_attention_backend")
+    fields = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
     return SimpleNamespace(**{field: given.get(field) for field in fields})
 
 
@@ -58,16 +58,17 @@ def test_is_an_out_of_tree_cpu_without_triton() -> None:
     assert not platform.capabilities.graph_capture
 
 
-def test_defaults_to_its_own_attention() -> None:
-    args = server_args()
+@pytest.mark.parametrize("chosen", [None, "intel_amx"])
+def test_defaults_to_its_own_attention(chosen: str | None) -> None:
+    args = server_args(attention_backend=chosen)
     PortableCpuPlatform().apply_server_args_defaults(args)
-    assert (args.device, args.attention_backend) == ("cpu", "portable_cpu")
+    assert args.attention_backend == "portable_cpu"
     assert PortableCpuPlatform().get_default_attention_backend() == "portable_cpu"
 
 
 @pytest.mark.parametrize("field", ["attention_backend", "prefill_attention_backend", "decode_attention_backend"])
 def test_keeps_the_attention_that_the_caller_named(field: str) -> None:
     args = server_args(**{field: "torch_native"})
-    before = dict(vars(args), device="cpu")
+    before = dict(vars(args))
     PortableCpuPlatform().apply_server_args_defaults(args)
     assert vars(args) == before
