@@ -57,10 +57,11 @@ def serve(
 
 def _check_memory(memory: Path) -> None:
     """Fail in this process, in one line, for what SGLang would report from a subprocess."""
-    from memstore import StoreError, check_directory
+    from memstore import StoreError
+    from memstore.records.sqlite import SQLiteRecords
 
     try:
-        check_directory(memory)
+        SQLiteRecords(memory).close()
     except StoreError as error:
         _fail(str(error))
 

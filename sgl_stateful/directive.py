@@ -31,7 +31,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Splice:
-    """Serve ``spans`` (contiguous, ascending) from the arena instead of prefilling them.
+    """Serve ``spans`` (ascending) from the arena instead of prefilling them; text between them is prefilled.
 
     ``probe`` makes the scheduler report how far layer 0 of the spans is from the one kept under that name.
     """
@@ -114,7 +114,7 @@ def parse_directive(custom_params: Any) -> Directive | None:
         case "splice":
             spans = _spans(body["spans"])
             assert spans, "a splice without spans"
-            assert all(a.end == b.start for a, b in pairwise(spans)), f"spans with gaps: {spans}"
+            assert all(a.end <= b.start for a, b in pairwise(spans)), f"spans that overlap: {spans}"
             return Splice(spans, body.get("probe"))
         case "capture":
             return Capture(

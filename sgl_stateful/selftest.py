@@ -88,7 +88,6 @@ async def run_self_test(engine: EnginePort, codec: FactCodec, *, salt: str, dtyp
 
     keep = KeepProbe("self-test", start, end)
     exact = await engine.prefill(prompt, salt=f"{salt}:exact", directive=keep, top_logprobs=_TOP)
-    await engine.prefill(prompt[:start], salt=salt, directive=None)
     spliced = await engine.prefill(
         prompt, salt=salt, directive=Splice(tuple(spans), probe="self-test"), top_logprobs=_TOP
     )

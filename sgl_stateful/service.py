@@ -333,8 +333,6 @@ class MemoryService:
         encodings: dict[FactId, Any] = {}
         if params.mode == "splice" and hits:
             encodings = self._encodings(params.owner, policy, [hit.fact for hit in hits])
-            # One contiguous block can be spliced: facts without KV go behind it, nearest the question, as text.
-            ordered.sort(key=lambda f: f.fact.id not in encodings)
             report.not_encoded = sum(f.fact.id not in encodings for f in ordered)
             if report.not_encoded:
                 report.reason = f"not_encoded:{report.not_encoded}"

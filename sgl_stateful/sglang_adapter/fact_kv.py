@@ -20,12 +20,16 @@ logger = logging.getLogger(__name__)
 
 
 class FactPart(NamedTuple):
-    """Tokens ``[lo, hi)`` of one fact, and the token ids that the request has for the whole fact."""
+    """The part of a fact that is spliced, at prompt positions ``[start, end)``, to the end of the fact or short of it.
+
+    ``token_ids`` are the ids that the request has for the whole fact, which ends at ``fact_start + len(token_ids)``.
+    """
 
     encoding_id: EncodingId
     token_ids: array[int]
-    lo: int
-    hi: int
+    fact_start: int
+    start: int
+    end: int
 
 
 class FactKV:
@@ -45,24 +49,26 @@ class FactKV:
         """Those that neither arena nor blob store holds."""
         return [e for e in encoding_ids if e not in self.arena and not self._blobs.has(e)]
 
-    def rows(self, parts: Sequence[FactPart | tuple[EncodingId, array[int], int, int]]) -> torch.Tensor | None:
+    def rows(self, parts: Sequence[FactPart]) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Arena rows of the parts, one after the other, loading from the blob store what is not there.
 
         Returns
         -------
-        ``[num_tokens]`` int64 on the CPU; None where a fact is gone, damaged, too large, or has other token ids than
-        the request: then nothing may be spliced.
+        Rows and prompt positions, both ``[num_tokens]`` int64 on the CPU; None where a fact is gone, damaged, too
+        large, or has other token ids than the request: then nothing may be spliced.
         """
-        keep = frozenset(part[0] for part in parts)
-        pieces = []
-        for encoding_id, token_ids, lo, hi in parts:
-            rows = self.arena.rows(encoding_id)
+        keep = frozenset(part.encoding_id for part in parts)
+        pieces = [torch.empty(0, dtype=torch.int64)]
+        positions = [torch.empty(0, dtype=torch.int64)]
+        for part in parts:
+            rows = self.arena.rows(part.encoding_id)
             if rows is None:
-                rows = self._load(encoding_id, keep)
-            if rows is None or self._token_ids[encoding_id] != token_ids:
+                rows = self._load(part.encoding_id, keep)
+            if rows is None or self._token_ids[part.encoding_id] != part.token_ids:
                 return None
-            pieces.append(rows[lo:hi])
-        return torch.cat(pieces)
+            pieces.append(rows[part.start - part.fact_start : part.end - part.fact_start])
+            positions.append(torch.arange(part.start, part.end))
+        return torch.cat(pieces), torch.cat(positions)
 
     def _load(self, encoding_id: EncodingId, keep: frozenset[EncodingId]) -> torch.Tensor | None:
         try:
@@ -91,9 +97,9 @@ class FactKV:
         self._token_ids[encoding_id] = token_ids
         return rows
 
-    def splice(self, rows: torch.Tensor, slots: torch.Tensor, start: int) -> None:
-        """Write arena ``rows`` to pool ``slots`` at positions ``start`` and onwards."""
-        self.pool.splice(self.arena, rows, slots, start)
+    def splice(self, rows: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor) -> None:
+        """Write arena ``rows`` to pool ``slots``, rotated to ``positions``."""
+        self.pool.splice(self.arena, rows, slots, positions)
         self._counts["spliced_tokens"] += len(rows)
 
     # ---- capture ----

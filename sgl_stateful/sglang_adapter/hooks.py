@@ -21,7 +21,7 @@ from sgl_stateful.prompt import SENTINEL, split_at_sentinel
 from sgl_stateful.service import MemoryService
 from sgl_stateful.settings import StatefulSettings
 
-from . import chat, requests
+from . import chat, holes, requests
 from .attach import create_stateful_cache
 from .control import StatefulScheduler, register_control_types
 from .engine import SGLangEngine
@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 BACKEND = "stateful"
 _MANAGER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
 _CHAT = "sglang.srt.entrypoints.openai.serving_chat.OpenAIServingChat"
+_WORKER = "sglang.srt.managers.tp_worker.TpModelWorker"
 _STREAMER = "sglang.srt.managers.scheduler_components.output_streamer.SchedulerOutputStreamer"
 _WEIGHT_UPDATES = (
     "update_weights_from_disk",
@@ -45,6 +46,7 @@ def register_hooks() -> None:
     register_radix_cache_backend(BACKEND, create_stateful_cache)
     register_control_types()
     HookRegistry.register("sglang.srt.managers.scheduler.Scheduler", StatefulScheduler, HookType.REPLACE)
+    HookRegistry.register(f"{_WORKER}.forward_batch_generation", holes.around_forward, HookType.AROUND)
     HookRegistry.register(f"{_STREAMER}.is_request_level_customized_info_key", around_is_request_level, HookType.AROUND)
     HookRegistry.register(f"{_MANAGER}.__init__", after_manager_init, HookType.AFTER)
     HookRegistry.register(f"{_MANAGER}.generate_request", requests.around_generate_request, HookType.AROUND)

@@ -53,11 +53,9 @@ class KVPool:
         """Of keys and values."""
         return self.k_pools[0].device
 
-    def cos_sin(self, start: int, end: int) -> torch.Tensor:
-        """Rows ``[end - start, rotary_dim]`` (fp32) of the rotary table."""
-        if end > self.cos_sin_cache.shape[0]:
-            raise IncompatibleServer(f"position {end} is past the rotary table of {self.cos_sin_cache.shape[0]} rows")
-        return self.cos_sin_cache[start:end].float()
+    def cos_sin(self, positions: torch.Tensor) -> torch.Tensor:
+        """Rows ``[num_tokens, rotary_dim]`` (fp32) of the rotary table."""
+        return self.cos_sin_cache[positions.to(self.cos_sin_cache.device)].float()
 
     def read(self, slots: torch.Tensor, start: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys before rotation and values of the tokens in ``slots``, which stand at ``start`` and onwards.
@@ -70,7 +68,7 @@ class KVPool:
         slots = slots.long()
         keys = torch.stack([pool[slots] for pool in self.k_pools])
         values = torch.stack([pool[slots] for pool in self.v_pools])
-        cos_sin = self.cos_sin(start, start + len(slots)).to(keys.device)
+        cos_sin = self.cos_sin(torch.arange(start, start + len(slots))).to(keys.device)
         plain = unrotate_keys(keys, cos_sin, is_neox=self.rope.is_neox).to(self.dtype)
         return plain.cpu(), values.cpu()
 
@@ -80,9 +78,9 @@ class KVPool:
         slots = slots.long()
         return self.k_pools[layer][slots].cpu(), self.v_pools[layer][slots].cpu()
 
-    def splice(self, arena: FactArena, rows: torch.Tensor, slots: torch.Tensor, start: int) -> None:
-        """Rotate arena ``rows`` to positions ``start`` and onwards and write them to ``slots``, all layers."""
-        cos_sin = self.cos_sin(start, start + len(slots))
+    def splice(self, arena: FactArena, rows: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor) -> None:
+        """Rotate arena ``rows`` to ``positions`` and write them to ``slots``, all layers."""
+        cos_sin = self.cos_sin(positions)
         if self.forward_stream is None or self.device.type == "cpu":
             self._splice(arena, rows, slots, cos_sin)
             return

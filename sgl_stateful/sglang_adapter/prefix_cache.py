@@ -3,7 +3,7 @@
 Who owns which slots of a spliced request with tree prefix ``p`` and block end ``e``::
 
     [0, p)        the tree, locked by the request
-    [p, e)        the request alone, written by the splice; never visible to others
+    [p, e)        the request alone, written by the splice and by the forward of the holes; visible to nobody else
     [e, ...)      the request alone, written by its own prefill and decode
 
 The request's checkpoint then publishes ``[p, ...)`` under a key in which the spliced tokens are virtual ids, so that
@@ -36,6 +36,7 @@ from sgl_stateful.directive import DIRECTIVE_KEY, Capture, KeepProbe, Splice, pa
 from sgl_stateful.splice import virtual_ids
 
 from .fact_kv import FactKV, FactPart
+from .holes import HOLES, holes_of
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +71,7 @@ class StatefulRadixCache(UnifiedRadixCache):
     """SGLang's radix cache, with facts spliced in through its load-back door."""
 
     facts: FactKV | None = None  # None: this server has no memory
+    max_hole_tokens = 2048  # more text than that around the facts goes through SGLang's own chunked prefill
     description: Mapping[str, Any]  # of model and pool, for the HTTP process
     _active: Any = None  # the request whose checkpoint is in flight: its inserts use its key
     _loading_private = False
@@ -139,10 +141,13 @@ class StatefulRadixCache(UnifiedRadixCache):
             return exact, "exact_prefix_cached"
         if missing := facts.missing([span.encoding_id for span in splice.spans]):
             return exact, f"not_encoded:{len(missing)}"
+        if end > len(params.key):  # the caller wants log probabilities of tokens inside the block
+            return exact, "prompt_logprobs"
         match = super().match_prefix(self._spliced(params, splice))
-        if match.device_prefix_len < splice.start:
-            return exact, "prefix_not_cached"
-        if match.device_prefix_len < end <= len(params.key):
+        hole_tokens = sum(run.end - run.start for run in holes_of(splice.spans, match.device_prefix_len, end))
+        if hole_tokens > self.max_hole_tokens:
+            return exact, f"uncached_text_too_long:{hole_tokens}"
+        if match.device_prefix_len < end:
             match = match._replace(host_hit_length=end - match.device_prefix_len)
         return match, None
 
@@ -176,33 +181,42 @@ class StatefulRadixCache(UnifiedRadixCache):
         started = time.perf_counter()
         start, end = req.prefix_len, self._page_floor(splice.end)
         tokens = req.full_untruncated_fill_ids
-        rows = facts.rows(
-            [
-                FactPart(span.encoding_id, tokens[span.start : span.end], max(start - span.start, 0), end - span.start)
-                for span in splice.spans
-                if span.end > start
-            ]
-        )
-        if rows is None:
+        parts = [
+            FactPart(
+                span.encoding_id,
+                tokens[span.start : span.end],
+                span.start,
+                max(span.start, start),
+                min(span.end, end),
+            )
+            for span in splice.spans
+            if span.end > start and span.start < end
+        ]
+        spliced = facts.rows(parts)
+        if spliced is None:
             state.reason = "facts_lost"
             return 0
-        assert len(rows) == end - start, f"{len(rows)} rows for positions [{start}, {end})"
+        rows, positions = spliced
+        holes = holes_of(splice.spans, start, end)
+        assert len(rows) + sum(run.end - run.start for run in holes) == end - start, (start, end, holes)
         allocator = self.token_to_kv_pool_allocator
-        if (short := len(rows) - allocator.available_size()) > 0:
+        if (short := end - start - allocator.available_size()) > 0:
             self.evict(EvictParams(num_tokens=short))
-        slots = allocator.alloc(len(rows))
+        slots = allocator.alloc(end - start)
         if slots is None:
             state.reason = "pool_full"
             return 0
         slots = slots.to(torch.int64)
         try:
-            facts.splice(rows, slots, start)
+            facts.splice(rows, slots[positions - start], positions)
         except Exception:
             allocator.free(slots)
             raise
+        if holes:
+            setattr(req, HOLES, holes)
         state.private_slots, state.spliced_tokens = slots, len(rows)
         state.splice_ms = 1e3 * (time.perf_counter() - started)
-        return len(rows)
+        return end - start
 
     def load_back_is_cache_owned(self) -> bool:
         """Spliced slots are the request's own until its checkpoint publishes them."""
@@ -252,6 +266,7 @@ class StatefulRadixCache(UnifiedRadixCache):
         super().on_release(req, checkpointed=checkpointed)
         state = self._state(req)
         state.private_slots, state.exact = None, True
+        req.__dict__.pop(HOLES, None)
 
     def reset(self) -> None:
         """Flush: the tree goes, and with it what the arena holds; encoded facts stay in the blob store."""
