@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from kv_splice import warm_up
 from sglang.srt.mem_cache.registry import TreeCacheBuildContext, create_unified_radix_cache
 
 from memstore import KVBlobs
@@ -66,6 +67,7 @@ def create_stateful_cache(ctx: TreeCacheBuildContext) -> StatefulRadixCache:
         "tree_core": type(cache.tree_core).__name__,
     }
     facts = None if settings.memory is None else _open_facts(settings, pool, shard=ctx.tp_rank)
+    warm_up(pool.dtype, pool.dtype)
     cache.attach(facts, description)
     logger.info("sgl-stateful attached: %s", description)
     return cache
