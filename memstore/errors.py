@@ -27,7 +27,6 @@
 """
 
 # Named after the condition, which an except clause reads better than a suffix.
-# ruff: noqa: N818
 
 
 class MemStoreError(Exception):

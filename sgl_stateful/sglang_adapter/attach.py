@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from kv_splice import warm_up
 from sglang.srt.mem_cache.registry import TreeCacheBuildContext, create_unified_radix_cache
 
+from kv_splice import warm_up
 from memstore import KVBlobs
 from sgl_stateful.settings import StatefulSettings
 from sgl_stateful.splice import FactArena
