@@ -1,6 +1,7 @@
 """The tree of this package's errors.
 
 LocomoError
+├── ServerFailed             a server did not start, ended, or answered with an error
 └── DatasetError             the data cannot be used
     ├── DatasetNotFoundError   no file there
     └── DatasetFormatError     a file, but not the schema
@@ -9,6 +10,10 @@ LocomoError
 
 class LocomoError(Exception):
     """Base of every error that this package raises."""
+
+
+class ServerFailed(LocomoError):
+    """A server did not start, ended, or answered with an error; the message repeats it."""
 
 
 class DatasetError(LocomoError):

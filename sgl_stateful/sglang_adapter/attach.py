@@ -60,6 +60,9 @@ def create_stateful_cache(ctx: TreeCacheBuildContext) -> StatefulRadixCache:
     description: dict[str, Any] = {
         "fingerprint": fingerprint,
         "dtype": str(pool.dtype).removeprefix("torch."),
+        "num_layers": pool.num_layers,
+        "num_kv_heads": pool.num_kv_heads,
+        "head_dim": pool.head_dim,
         "page_size": cache.page_size,
         "pool_tokens": ctx.params.token_to_kv_pool_allocator.size,
         "bytes_per_token": 2 * pool.num_layers * pool.num_kv_heads * pool.head_dim * pool.dtype.itemsize,
