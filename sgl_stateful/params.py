@@ -66,7 +66,7 @@ def parse_memory_params(custom_params: Mapping[str, Any] | None) -> MemoryParams
     BadMemoryRequest
         A field is unknown, missing or out of range; the message names each.
     """
-    if not custom_params:
+    if not isinstance(custom_params, Mapping):  # SGLang's to refuse, or None
         return None
     if DIRECTIVE_KEY in custom_params:
         raise ForgedDirective(f"custom_params.{DIRECTIVE_KEY} is reserved for the server; remove it")

@@ -162,7 +162,8 @@ def _spread(sessions: Sequence[Sequence[Fact]], count: int) -> list[Fact]:
                 taken[i] += 1
         if all(taken[i] >= len(sessions[i]) for i in order):
             order = [i for i in range(len(sessions)) if taken[i] < len(sessions[i])]
-    return sorted(chosen, key=lambda f: f.seq)
+    # The last one is the reserve: with few sessions it is the second of its own, and the others stay diverse.
+    return [*sorted(chosen[:-1], key=lambda f: f.seq), chosen[-1]]
 
 
 def parse_policy(spec: str) -> EncodingPolicy:

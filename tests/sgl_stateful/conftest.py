@@ -1,0 +1,77 @@
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import faiss
+import pytest
+import torch
+from memory_engine import MemoryEngine
+from prometheus_client import REGISTRY, Counter, Histogram
+from words import ByteTokenizer, WordEmbedder
+
+from memstore import KVBlobs, MemStore, MemStoreSettings
+from sgl_stateful.service import MemoryService
+from sgl_stateful.settings import StatefulSettings
+
+CONTEXT = "<user>\n"
+HEADER = "Notes:\n"
+CONTEXT_TOKENS = 4096
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # SGLang's scheduler module says so while it is imported without a GPU.
+    config.addinivalue_line("filterwarnings", "ignore:Triton is not supported:UserWarning")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+    faiss.omp_set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+def blobs(tmp_path: Path) -> Iterator[KVBlobs]:
+    with KVBlobs(tmp_path / "kv", settings=MemStoreSettings(blob_map_size_bytes=64 << 20)) as opened:
+        yield opened
+
+
+@pytest.fixture
+def store(tmp_path: Path, blobs: KVBlobs) -> Iterator[MemStore]:
+    with MemStore(tmp_path / "store", embedder=WordEmbedder(), settings=MemStoreSettings(), blobs=blobs) as opened:
+        yield opened
+
+
+@pytest.fixture
+def engine(blobs: KVBlobs) -> MemoryEngine:
+    return MemoryEngine(blobs)
+
+
+@pytest.fixture
+def make_service(store: MemStore, blobs: KVBlobs, engine: MemoryEngine) -> Iterator[Callable[..., MemoryService]]:
+    """Makes services over the store and the engine; their metrics leave the registry when the test ends."""
+    made: list[MemoryService] = []
+
+    def make(*, context_len: int = CONTEXT_TOKENS, **settings: Any) -> MemoryService:
+        values: dict[str, Any] = {"policy": "anchor:2", "header": HEADER, "self_test": False, "encode_wait_s": 20.0}
+        service = MemoryService(
+            settings=StatefulSettings(**(values | settings)),
+            store=store,
+            blobs=blobs,
+            tokenizer=ByteTokenizer(),
+            engine=engine,
+            context=CONTEXT,
+            context_len=context_len,
+        )
+        made.append(service)
+        return service
+
+    yield make
+    for service in made:
+        for metric in vars(service.metrics).values():
+            if isinstance(metric, Counter | Histogram):
+                REGISTRY.unregister(metric)

@@ -1,0 +1,106 @@
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+from words import WordEmbedder
+
+from memstore import MemStore
+from sgl_stateful import cli
+
+
+@pytest.fixture(autouse=True)
+def own_environment() -> Iterator[None]:
+    """`serve` writes its options into the environment, for SGLang's subprocesses."""
+    before = dict(os.environ)
+    for name in list(os.environ):
+        if name.startswith("SGL_STATEFUL_") and name != "SGL_STATEFUL_CACHE":
+            del os.environ[name]
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Arguments of the SGLang servers that would have been started."""
+    calls: list[list[str]] = []
+    monkeypatch.setattr(cli, "_launch", calls.append)
+    return calls
+
+
+def refusal(launched: list[list[str]], *arguments: str) -> str:
+    """The one line on stderr with which `serve` refuses."""
+    result = CliRunner().invoke(cli.app, ["serve", "--model", "m", *arguments])
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    assert launched == []
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("sgl-stateful: ")
+    return line
+
+
+@pytest.mark.parametrize("arguments", [["--policy", "list:4"], ["--also-encode", "window:2,list:4"]])
+def test_a_bad_policy(launched: list[list[str]], tmp_path: Path, arguments: list[str]) -> None:
+    line = refusal(launched, "--memory", str(tmp_path / "store"), *arguments)
+    assert "'list:4'" in line
+    assert "anchor:N" in line
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_directory_that_another_process_uses(launched: list[list[str]], tmp_path: Path) -> None:
+    with MemStore(tmp_path, embedder=WordEmbedder()):
+        line = refusal(launched, "--memory", str(tmp_path))
+    assert str(tmp_path) in line
+    assert str(os.getpid()) in line
+
+
+def test_a_file_instead_of_a_directory(launched: list[list[str]], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a store")
+    assert str(tmp_path / "file") in refusal(launched, "--memory", str(tmp_path / "file"))
+
+
+def test_a_directory_with_something_else_where_the_records_are(launched: list[list[str]], tmp_path: Path) -> None:
+    with MemStore(tmp_path, embedder=WordEmbedder()):
+        pass
+    (database,) = [path for path in tmp_path.iterdir() if path.suffix in {".db", ".sqlite", ".sqlite3"}]
+    database.write_bytes(b"not a database at all" * 500)
+    assert str(tmp_path) in refusal(launched, "--memory", str(tmp_path))
+
+
+@pytest.mark.xfail(reason="pydantic's message has several lines", strict=True)
+def test_a_bad_setting_in_the_environment(launched: list[list[str]]) -> None:
+    os.environ["SGL_STATEFUL_ENCODE_CONCURRENCY"] = "0"
+    assert "encode_concurrency" in refusal(launched).lower()
+
+
+def test_options_reach_sglang_and_its_subprocesses(launched: list[list[str]], tmp_path: Path) -> None:
+    memory = tmp_path / "new" / "store"
+    arguments = ["--memory", str(memory), "--policy", "window:2", "--arena-mib", "7", "--port", "1234", "--tp-size=2"]
+    result = CliRunner().invoke(cli.app, ["serve", "--model", "m", *arguments])
+    assert result.exit_code == 0, result.output
+    assert launched == [["--model-path", "m", "--radix-cache-backend", "stateful", "--port", "1234", "--tp-size=2"]]
+    assert memory.is_dir()
+    settings = cli.StatefulSettings()
+    assert (settings.memory, settings.policy, settings.arena_mib) == (memory, "window:2", 7)
+
+
+def test_the_memory_is_released_before_sglang_starts(launched: list[list[str]], tmp_path: Path) -> None:
+    CliRunner().invoke(cli.app, ["serve", "--model", "m", "--memory", str(tmp_path)])
+    with MemStore(tmp_path, embedder=WordEmbedder()):
+        assert len(launched) == 1
+
+
+@pytest.mark.xfail(reason="defaults of options overwrite the environment", strict=True)
+def test_settings_of_the_environment_hold_where_no_option_is_given(launched: list[list[str]]) -> None:
+    os.environ["SGL_STATEFUL_POLICY"] = "window:3"
+    CliRunner().invoke(cli.app, ["serve", "--model", "m"])
+    assert cli.StatefulSettings().policy == "window:3"
+
+
+def test_an_option_out_of_range_is_refused_by_name(launched: list[list[str]]) -> None:
+    result = CliRunner().invoke(cli.app, ["serve", "--model", "m", "--arena-mib", "0"])
+    assert result.exit_code == 2
+    assert "arena-mib" in result.stderr
+    assert launched == []
