@@ -21,6 +21,8 @@ CONTEXT_TOKENS = 4096
 def pytest_configure(config: pytest.Config) -> None:
     # SGLang's scheduler module says so while it is imported without a GPU.
     config.addinivalue_line("filterwarnings", "ignore:Triton is not supported:UserWarning")
+    # What SGLang answers with itself.
+    config.addinivalue_line("filterwarnings", "ignore:ORJSONResponse is deprecated")
 
 
 @pytest.fixture(scope="session", autouse=True)
