@@ -1,0 +1,63 @@
+"""One engine in this process and one server, each started once for the whole session."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from engines import RunningEngine, RunningServer
+
+from locomo.client import MemoryClient
+from locomo.server import ServerProcess
+from sgl_stateful.model_files import default_model_dir
+
+POOL_TOKENS = 6000
+SERVER_FLAGS = ("--dtype", "float32", "--max-total-tokens", str(POOL_TOKENS), "--arena-mib", "512")
+
+
+@pytest.fixture(scope="session")
+def model_dir() -> Path:
+    """SmolLM2-135M-Instruct, as scripts/setup provides it."""
+    path = default_model_dir(os.environ)
+    if not (path / "config.json").exists():
+        pytest.fail(f"no model at {path}: run scripts/setup")
+    return path
+
+
+@pytest.fixture(scope="session")
+def server(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """A server of ours in fp32 with a pool of 6,000 tokens."""
+    folder = tmp_path_factory.mktemp("server")
+    flags = ["--policy", "anchor:4", "--also-encode", "window:16", *SERVER_FLAGS]
+    with ServerProcess(model_dir, folder / "memory", flags=flags, log=folder / "server.log") as process:
+        client = MemoryClient(process.url)
+        yield RunningServer(process.url, folder / "memory", client, process)
+        client.close()
+
+
+@pytest.fixture(scope="session")
+def engine(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningEngine]:
+    """An engine in fp32 whose scheduler can be given directives."""
+    os.environ["SGL_STATEFUL_MEMORY"] = str(tmp_path_factory.mktemp("engine") / "memory")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # SGLang and what it imports
+        import sglang
+
+        running = sglang.Engine(
+            model_path=str(model_dir),
+            dtype="float32",
+            max_total_tokens=POOL_TOKENS,
+            radix_cache_backend="stateful",
+            log_level="warning",
+        )
+        from sgl_stateful.sglang_adapter.requests import ENGINE, service_of
+    del os.environ["SGL_STATEFUL_MEMORY"]
+
+    manager = running.tokenizer_manager
+    service = service_of(manager)
+    yield RunningEngine(running, service, getattr(manager, ENGINE), running.loop.run_until_complete)
+    service.close()
+    running.shutdown()

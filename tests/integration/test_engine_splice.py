@@ -1,0 +1,187 @@
+"""Directives on the real engine, in fp32: what is spliced equals what full prefill computes, where it must."""
+
+from __future__ import annotations
+
+import pytest
+from engines import RunningEngine
+
+from memstore import EncodingId, NewFact
+from sgl_stateful.directive import Capture, CaptureItem, KeepProbe, Span, Splice
+from sgl_stateful.engine_port import PrefillResult
+
+pytestmark = pytest.mark.engine
+
+_TOP = 200
+_FACTS = [
+    f"Fact {i}: {name} keeps {i + 3} {thing} in the {place}."
+    for i, (name, thing, place) in enumerate(
+        (name, thing, place)
+        for name in ("Ada", "Bo", "Cleo", "Dan", "Eva")
+        for thing, place in (("boats", "harbour"), ("lamps", "cellar"), ("maps", "study"), ("jars", "kitchen"))
+    )
+]
+_QUESTION = "Who keeps lamps, and how many?\n"
+
+
+def max_difference(a: PrefillResult, b: PrefillResult) -> float:
+    """Largest difference of log probabilities over the tokens that both list."""
+    shared = a.top_logprobs.keys() & b.top_logprobs.keys()
+    assert len(shared) > _TOP // 2
+    return max(abs(a.top_logprobs[t] - b.top_logprobs[t]) for t in shared)
+
+
+class Prompt:
+    """``[context][fact 0]...[fact n][question]``, with the place of each fact, encoded from one exact prefill."""
+
+    def __init__(self, engine: RunningEngine, name: str, texts: list[str]) -> None:
+        engine.run(engine.service.start())
+        self.engine, self.name, self.codec = engine, name, engine.service.codec
+        self.ids = list(self.codec.context)
+        self.spans: list[Span] = []
+        for i, text in enumerate(texts):
+            tokens = self.codec.encode_text(text + "\n")
+            # Ids of this test alone: hex of the name, then the number of the fact.
+            encoding_id = EncodingId(name.encode().hex() + f"{i:04x}")
+            self.spans.append(Span(encoding_id, len(self.ids), len(self.ids) + len(tokens)))
+            self.ids += tokens
+        self.block_end = len(self.ids)
+        self.ids += self.codec.encode_text(_QUESTION)
+
+    def capture(self, which: list[int] | None = None) -> None:
+        items = tuple(
+            CaptureItem(span, self._described(span, i))
+            for i, span in enumerate(self.spans)
+            if which is None or i in which
+        )
+        result = self.prefill(self.ids[: self.block_end], "capture", Capture(items, publish=False), top=0)
+        assert result.scheduler["captured"] == len(items)
+
+    def _described(self, span: Span, number: int) -> dict[str, object]:
+        return {
+            "id": span.encoding_id,
+            "owner": "engine-test",
+            "fact_id": f"{self.name}-{number}",
+            "fact_version": 1,
+            "fingerprint": "test",
+            "policy": "test",
+            "saw": [],
+        }
+
+    def prefill(self, ids: list[int], salt: str, directive: object = None, top: int = _TOP) -> PrefillResult:
+        return self.engine.run(
+            self.engine.port.prefill(ids, salt=f"{self.name}:{salt}", directive=directive, top_logprobs=top)
+        )
+
+
+def test_layer_0_of_every_spliced_fact_equals_full_prefill(engine: RunningEngine) -> None:
+    served = Prompt(engine, "layer0", _FACTS)
+    captured = Prompt(engine, "layer0", list(reversed(_FACTS)))  # other positions, other neighbours
+    by_text = dict(zip(reversed(_FACTS), captured.spans, strict=True))
+    captured.capture()
+    spans = tuple(
+        Span(by_text[text].encoding_id, span.start, span.end) for text, span in zip(_FACTS, served.spans, strict=True)
+    )
+    keep = KeepProbe("layer0", spans[0].start, spans[-1].end)
+    served.prefill(served.ids, "exact", keep)
+    found = served.prefill(served.ids, "spliced", Splice(spans, probe="layer0")).scheduler
+    assert found["spliced_tokens"] == sum(len(span) for span in spans)
+    assert found["k_error"] <= 1e-5 * found["k_scale"]
+    assert found["v_error"] <= 1e-5 * found["v_scale"]
+
+
+def test_facts_at_their_original_positions_equal_full_prefill(engine: RunningEngine) -> None:
+    prompt = Prompt(engine, "original", _FACTS)
+    prompt.capture()
+    prompt.prefill(prompt.ids[: prompt.spans[0].start], "spliced", top=0)  # the prefix is cached: no holes
+    exact = prompt.prefill(prompt.ids, "exact")
+    spliced = prompt.prefill(prompt.ids, "spliced", Splice(tuple(prompt.spans)))
+    assert spliced.scheduler["tier"] == "spliced"
+    assert spliced.prompt_tokens - spliced.cached_tokens == len(prompt.ids) - prompt.block_end
+    assert max_difference(exact, spliced) <= 1e-4
+
+
+def test_a_cold_prefix_is_computed_in_front_of_the_facts(engine: RunningEngine) -> None:
+    prompt = Prompt(engine, "cold", _FACTS)
+    prompt.capture()
+    spliced = prompt.prefill(prompt.ids, "cold", Splice(tuple(prompt.spans)))
+    assert spliced.scheduler["spliced_tokens"] == prompt.block_end - prompt.spans[0].start
+    assert max_difference(prompt.prefill(prompt.ids, "exact"), spliced) <= 1e-4
+
+
+@pytest.mark.parametrize("missing", [[0], [7], [3, 4, 11], [len(_FACTS) - 1]])
+def test_facts_without_kv_are_computed_in_place(engine: RunningEngine, missing: list[int]) -> None:
+    prompt = Prompt(engine, f"holes{missing[0]}-{len(missing)}", _FACTS)
+    prompt.capture([i for i in range(len(_FACTS)) if i not in missing])
+    spans = tuple(span for i, span in enumerate(prompt.spans) if i not in missing)
+    spliced = prompt.prefill(prompt.ids, "holes", Splice(spans))
+    assert spliced.scheduler["spliced_tokens"] == sum(len(span) for span in spans)
+    assert max_difference(prompt.prefill(prompt.ids, "exact"), spliced) <= 1e-4
+
+
+def test_a_plain_request_never_finds_spliced_kv(engine: RunningEngine) -> None:
+    prompt = Prompt(engine, "poison", _FACTS)
+    encoded = Prompt(engine, "poison", list(reversed(_FACTS)))  # approximate KV: other facts stood in front
+    encoded.capture()
+    by_text = dict(zip(reversed(_FACTS), encoded.spans, strict=True))
+    spans = tuple(
+        Span(by_text[text].encoding_id, span.start, span.end) for text, span in zip(_FACTS, prompt.spans, strict=True)
+    )
+    cold = prompt.prefill(prompt.ids, "cold")
+    spliced = prompt.prefill(prompt.ids, "shared", Splice(spans))
+    assert spliced.scheduler["tier"] == "spliced"
+    assert max_difference(spliced, cold) > 0.05, "the test could not tell a leak"
+    plain = prompt.prefill(prompt.ids, "shared")
+    assert plain.cached_tokens <= prompt.spans[0].start
+    assert max_difference(plain, cold) <= 1e-4
+    again = prompt.prefill(prompt.ids, "shared", Splice(spans))
+    assert again.scheduler["tier"] == "exact"  # by now full prefill has cached these ids, and exact comes first
+
+
+def test_the_same_splice_hits_its_own_kv(engine: RunningEngine) -> None:
+    prompt = Prompt(engine, "again", _FACTS)
+    prompt.capture()
+    first = prompt.prefill(prompt.ids, "same", Splice(tuple(prompt.spans)))
+    second = prompt.prefill(prompt.ids, "same", Splice(tuple(prompt.spans)))
+    assert first.scheduler["spliced_tokens"] > 0
+    assert second.scheduler["spliced_tokens"] == 0
+    assert second.scheduler["tier"] == "spliced"
+    assert second.cached_tokens == len(prompt.ids) - 1
+    assert max_difference(first, second) <= 1e-4
+
+
+def test_an_unknown_encoding_falls_back_to_full_prefill(engine: RunningEngine) -> None:
+    prompt = Prompt(engine, "unknown", _FACTS[:5])
+    found = prompt.prefill(prompt.ids, "unknown", Splice(tuple(prompt.spans)))
+    assert found.scheduler["tier"] == "text"
+    assert found.scheduler["reason"] == "not_encoded:5"
+    assert max_difference(found, prompt.prefill(prompt.ids, "exact")) <= 1e-4
+
+
+def test_other_token_ids_than_the_encoding_s_are_never_spliced(engine: RunningEngine) -> None:
+    prompt = Prompt(engine, "tokens", _FACTS[:5])
+    prompt.capture()
+    ids = list(prompt.ids)
+    ids[prompt.spans[2].start + 1] += 1
+    found = prompt.prefill(ids, "tokens", Splice(tuple(prompt.spans)))
+    assert found.scheduler["tier"] == "text"
+    assert found.scheduler["reason"] == "facts_lost"
+    assert max_difference(found, prompt.prefill(ids, "exact")) <= 1e-4
+
+
+def test_memory_in_the_engine_s_own_api(engine: RunningEngine) -> None:
+    service = engine.service
+    engine.run(service.start())
+    facts = service.add("engine-owner", [NewFact("The lighthouse keeper is called Ottoline."), NewFact("It rained.")])
+    service.notify("engine-owner")
+    assert engine.run(service.wait_for_kv("engine-owner", [fact.id for fact in facts])) == []
+    reply = engine.engine.generate(
+        prompt="{{memory}}Who keeps the lighthouse?\n",
+        sampling_params={
+            "max_new_tokens": 4,
+            "temperature": 0,
+            "custom_params": {"memory": {"owner": "engine-owner", "k": 1}},
+        },
+    )
+    report = reply["meta_info"]["memory"]
+    assert [fact["id"] for fact in report["facts"]] == [facts[0].id]
+    assert report["tier"] == "spliced"
