@@ -13,9 +13,10 @@ from sglang.srt.platforms.cpu import CpuDeviceMixin
 from sglang.srt.platforms.device_mixin import PlatformEnum
 from sglang.srt.platforms.interface import PlatformCapabilities, SRTPlatform
 
-__all__ = ["ATTENTION_BACKEND", "PortableCpuPlatform", "activate", "available_accelerator"]
+__all__ = ["ATTENTION_BACKEND", "DISPATCH_KEY", "PortableCpuPlatform", "activate", "available_accelerator"]
 
 ATTENTION_BACKEND = "portable_cpu"
+DISPATCH_KEY = "portable_cpu"
 
 _ACCELERATORS = ("cuda", "xpu", "hpu", "npu", "musa", "mps")
 
@@ -39,11 +40,23 @@ class PortableCpuPlatform(CpuDeviceMixin, SRTPlatform):
     def apply_server_args_defaults(self, server_args: Any) -> None:
         """Put our attention where SGLang chose none, or `intel_amx`: its default for x86, whose kernels are not here.
 
-        On Arm SGLang's default is `torch_native`, which looks like the caller's own choice and is kept.
+        On Arm SGLang's default is `torch_native`, which looks like the caller's own choice and is kept. An idle
+        scheduler waits for its sockets: polling would take one of the cores that the model computes on.
         """
+        server_args.sleep_on_idle = True
         both = server_args.prefill_attention_backend, server_args.decode_attention_backend
         if server_args.attention_backend in (None, "intel_amx") and both == (None, None):
             server_args.attention_backend = ATTENTION_BACKEND
+
+    def get_dispatch_key_name(self) -> str:
+        """The key under which `init_backend` registers this platform's forwards of SGLang's layers."""
+        return DISPATCH_KEY
+
+    def init_backend(self) -> None:
+        """Register the compiled forwards, in every process that loads a model."""
+        from sgl_stateful.sglang_adapter import cpu_ops
+
+        cpu_ops.register(DISPATCH_KEY)
 
     def is_pin_memory_available(self, device: object = None) -> bool:
         """False: there is no device to pin host memory for."""
