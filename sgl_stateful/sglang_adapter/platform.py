@@ -58,6 +58,12 @@ class PortableCpuPlatform(CpuDeviceMixin, SRTPlatform):
 
         cpu_ops.register(DISPATCH_KEY)
 
+    def post_load_model(self, model: torch.nn.Module) -> None:
+        """Compute the small products of the linear layers with AMX where the CPU has it."""
+        from sgl_stateful.sglang_adapter import cpu_linear
+
+        logger.info("%d linear layers compute small batches with AMX", cpu_linear.adopt(model))
+
     def is_pin_memory_available(self, device: object = None) -> bool:
         """False: there is no device to pin host memory for."""
         return False

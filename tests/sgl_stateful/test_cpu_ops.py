@@ -7,10 +7,11 @@ import torch
 from sglang.kernels.fused_op import BaseFusedOp
 from sglang.srt.layers.activation import SiluAndMul
 from sglang.srt.layers.layernorm import RMSNorm
+from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
 from sglang.srt.layers.rotary_embedding.base import RotaryEmbedding
 from torch import Tensor
 
-from sgl_stateful.sglang_adapter import cpu_ops
+from sgl_stateful.sglang_adapter import cpu_linear, cpu_ops
 from sgl_stateful.sglang_adapter.platform import DISPATCH_KEY
 
 ROWS = (1, 15, 63, 2900)
@@ -135,3 +136,33 @@ def test_serves_its_own_platform_only(
     monkeypatch.setattr("sglang.kernels.fused_op._oot_dispatch_key", lambda: key)
     method = layer._resolve_forward_method()
     assert (getattr(method, "__func__", None) is ours) == active
+
+
+@pytest.fixture
+def linear() -> torch.nn.Module:
+    layer = torch.nn.Module()
+    layer.weight = torch.nn.Parameter(torch.randn(96, 576).bfloat16(), requires_grad=False)
+    layer.quant_method = UnquantizedLinearMethod()
+    if cpu_linear.adopt(layer) == 0:
+        pytest.skip("this CPU has no AMX")
+    return layer
+
+
+@pytest.mark.parametrize("num_rows", [1, 15, 16, 17, 32, 33, 2900])
+def test_small_products(linear: torch.nn.Module, num_rows: int) -> None:
+    x = torch.randn(num_rows, 576).bfloat16()
+    for _ in range(2):
+        ours = linear.quant_method.apply(linear, x)
+        exact = x.double() @ linear.weight.double().T
+        torch.testing.assert_close(ours.double(), exact, rtol=1e-2, atol=1e-1)
+        assert (ours.double() - exact).square().mean().sqrt() < 3e-3 * exact.square().mean().sqrt()
+        linear.weight.data.copy_(torch.randn(96, 576))  # an update in place is seen by the next call
+
+
+def test_products_of_other_forms_are_sglangs(linear: torch.nn.Module) -> None:
+    x, bias = torch.randn(4, 576).bfloat16(), torch.randn(96).bfloat16()
+    expected = torch.nn.functional.linear(x, linear.weight, bias)
+    assert torch.equal(linear.quant_method.apply(linear, x, bias), expected)
+    linear.weight.data = linear.weight.data.float()
+    x = x.float()
+    assert torch.equal(linear.quant_method.apply(linear, x), torch.nn.functional.linear(x, linear.weight))
