@@ -12,13 +12,14 @@ from sglang.srt.arg_groups.choices import ATTENTION_BACKEND_CHOICES
 from sglang.srt.layers.attention.attention_registry import register_attention_backend
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 from sglang.srt.layers.radix_attention import AttentionType, RadixAttention
-from sglang.srt.mem_cache.memory_pool import KVWriteLoc
+from sglang.srt.mem_cache.memory_pool import KVWriteLoc, MHATokenToKVPool
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from sgl_stateful.sglang_adapter.attention_plan import Span, plan_decode, plan_extend
+from sgl_stateful.sglang_adapter.cpu_ops import store
 from sgl_stateful.sglang_adapter.platform import ATTENTION_BACKEND
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class PortableCpuAttention(AttentionBackend):
         self.token_to_kv_pool = model_runner.token_to_kv_pool
         self._dtype: torch.dtype = model_runner.dtype
         self._spans: list[Span] = []
+        self._stores_directly = _is_plain(self.token_to_kv_pool)
         if torch.device(model_runner.device).type != "cpu":
             raise UnsupportedAttention(f"device {model_runner.device}")
         if model_runner.use_mla_backend:
@@ -70,6 +72,8 @@ class PortableCpuAttention(AttentionBackend):
 
     def init_forward_metadata(self, forward_batch: "ForwardBatch") -> None:
         """Plan the forward: what every layer will read, and with which masks."""
+        if self._stores_directly and forward_batch.out_cache_loc is not None:
+            _refuse_slots_outside(self.token_to_kv_pool, forward_batch.out_cache_loc)
         mode = forward_batch.forward_mode
         rows = forward_batch.req_pool_indices.tolist()
         req_to_token = self.req_to_token_pool.req_to_token
@@ -141,9 +145,14 @@ class PortableCpuAttention(AttentionBackend):
         if extra.get("sinks") is not None:
             raise UnsupportedAttention("attention sinks")
         pool = self.token_to_kv_pool
-        if save_kv_cache and k is not None and v is not None:
-            pool.set_kv_buffer(layer, KVWriteLoc(forward_batch.out_cache_loc, None), k, v)
         k_pool, v_pool = pool.get_key_buffer(layer.layer_id), pool.get_value_buffer(layer.layer_id)
+        if save_kv_cache and k is not None and v is not None:
+            slots = forward_batch.out_cache_loc
+            if self._stores_directly and _fits(k, k_pool, slots) and _fits(v, v_pool, slots):
+                store(k, k_pool, slots)
+                store(v, v_pool, slots)
+            else:
+                pool.set_kv_buffer(layer, KVWriteLoc(slots, None), k, v)
         if k is None or v is None or k.dtype != k_pool.dtype:
             # Exactly what the cache holds: it may be narrower than what was just computed, or another layer's.
             fresh_k, fresh_v = k_pool[forward_batch.out_cache_loc], v_pool[forward_batch.out_cache_loc]
@@ -209,6 +218,37 @@ def _last_loc(original: Any, req_to_token: Tensor, req_pool_indices: Tensor, pre
         return original(req_to_token, req_pool_indices, prefix_lens)
     last = req_to_token[req_pool_indices, (prefix_lens - 1).clamp(min=0)].to(prefix_lens.dtype)
     return torch.where(prefix_lens > 0, last, torch.full_like(prefix_lens, -1))
+
+
+def _is_plain(pool: Any) -> bool:
+    """Whether writing to the buffers is all that `pool.set_kv_buffer` does."""
+    return (
+        type(pool) is MHATokenToKVPool
+        and not (pool.is_quantized_kv_cache or pool.requires_physical_write_loc)
+        and pool.kv_cache_layout == "nhd"
+        and pool.store_dtype == pool.dtype
+    )
+
+
+def _refuse_slots_outside(pool: Any, slots: Tensor) -> None:
+    """Once per forward what indexing would check in every layer: `store` writes wherever it is told."""
+    lowest, highest = slots.aminmax() if slots.numel() > 0 else (0, 0)
+    size = pool.size + pool.page_size
+    if lowest < 0 or highest >= size:
+        raise IndexError(f"slots [{int(lowest)}, {int(highest)}] reach outside the KV pool of {size}")
+
+
+def _fits(source: Tensor, pool: Tensor, slots: Tensor) -> bool:
+    return (
+        source.dim() == 3
+        and source.shape[0] == slots.numel()
+        and source.shape[1:] == pool.shape[1:]
+        and source.stride()[1:] == pool.stride()[1:] == (pool.shape[2], 1)
+        and source.dtype == pool.dtype
+        and slots.dtype == torch.int64
+        and slots.is_contiguous()
+        and pool.is_contiguous()
+    )
 
 
 def _rows(pool: Tensor, keys: slice | Tensor) -> Tensor:

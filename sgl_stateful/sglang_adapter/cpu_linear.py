@@ -38,6 +38,7 @@ class AmxLinearMethod(UnquantizedLinearMethod):
     def apply(self, layer: torch.nn.Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """`x @ layer.weight.T + bias`."""
         weight = layer.weight
+        assert isinstance(weight, Tensor), type(weight)
         if bias is not None or not _takes(x, weight):
             return super().apply(layer, x, bias)
         num_rows, out = x.shape[0], x.new_empty(x.shape[0], weight.shape[0])

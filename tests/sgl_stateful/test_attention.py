@@ -298,3 +298,22 @@ def test_refuses_speculative_decoding_by_name() -> None:
     scene.batch.forward_mode = ForwardMode.TARGET_VERIFY
     with pytest.raises(UnsupportedAttention, match="TARGET_VERIFY"):
         scene.run(PortableCpuAttention)
+
+
+@pytest.mark.parametrize("slot", [-1, NUM_SLOTS + 1])
+def test_refuses_slots_outside_the_pool(slot: int) -> None:
+    scene = Scene([Sequence(row=1, prefix=30, extend=4)])
+    scene.batch.out_cache_loc[2] = slot
+    with pytest.raises(IndexError, match="outside the KV pool"):
+        scene.run(PortableCpuAttention)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_stores_what_sglang_stores(dtype: torch.dtype) -> None:
+    ours, native = (Scene([Sequence(row=1, prefix=30, extend=15)], dtype=dtype) for _ in range(2))
+    ours.run(PortableCpuAttention)
+    native.run(TorchNativeAttnBackend)
+    slots = ours.out_cache_loc
+    assert torch.equal(ours.keys[slots], ours.k)
+    assert torch.equal(ours.keys[slots], native.keys[slots])
+    assert torch.equal(ours.values[slots], native.values[slots])
