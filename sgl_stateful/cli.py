@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from pydantic import ValidationError
 
 from sgl_stateful.settings import ENV_PREFIX, StatefulSettings
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-
-_DEFAULTS = {name: field.default for name, field in StatefulSettings.model_fields.items()}
 
 
 @app.callback()
@@ -26,15 +25,18 @@ def serve(
     context: typer.Context,
     model: Annotated[str, typer.Option("--model", "--model-path", help="Model directory or hub id.")],
     memory: Annotated[Path | None, typer.Option(help="Directory of the memory store; made if absent.")] = None,
-    policy: Annotated[str, typer.Option(help="Encoding policy: 'anchor:N' or 'window:W'.")] = _DEFAULTS["policy"],
-    also_encode: Annotated[str, typer.Option(help="More policies to choose from, comma-separated.")] = "",
+    policy: Annotated[str | None, typer.Option(help="Encoding policy: 'anchor:N' or 'window:W'.")] = None,
+    also_encode: Annotated[str | None, typer.Option(help="More policies to choose from, comma-separated.")] = None,
     embedder: Annotated[str | None, typer.Option(help="Sentence-transformers path or hub id.")] = None,
-    arena_mib: Annotated[int, typer.Option(min=1, help="Memory for encoded facts, MiB.")] = _DEFAULTS["arena_mib"],
+    arena_mib: Annotated[int | None, typer.Option(min=1, help="Memory for encoded facts, MiB.")] = None,
     allow_unverified_splice: Annotated[
-        bool, typer.Option("--allow-unverified-splice", help="Serve although the self-test failed.")
-    ] = False,
+        bool | None, typer.Option("--allow-unverified-splice", help="Serve although the self-test failed.")
+    ] = None,
 ) -> None:
-    """Serve a model with a memory; every other flag is SGLang's own."""
+    """Serve a model with a memory; every other flag is SGLang's own.
+
+    Options that are not given come from the environment (SGL_STATEFUL_*), and then from the defaults.
+    """
     values = {
         "memory": memory,
         "policy": policy,
@@ -48,6 +50,8 @@ def serve(
     try:
         settings = StatefulSettings()
         settings.policies()
+    except ValidationError as error:
+        _fail("; ".join(f"{'.'.join(map(str, p['loc']))}: {p['msg']}" for p in error.errors()))
     except ValueError as error:
         _fail(str(error))
     if settings.memory is not None:

@@ -32,9 +32,14 @@ def render_fact(fact: Fact) -> str:
 
     >>> # "[8 May, 2023] Ana: I moved to Porto.\\n"
     """
-    date = f"[{fact.time}] " if fact.time else ""
-    speaker = f"{fact.speaker}: " if fact.speaker else ""
-    return f"{date}{speaker}{' '.join(fact.text.split())}\n"
+    return render(fact.text, speaker=fact.speaker, time=fact.time)
+
+
+def render(text: str, *, speaker: str | None, time: str | None) -> str:
+    """The line of ``render_fact``, from its parts."""
+    date = f"[{time}] " if time else ""
+    name = f"{speaker}: " if speaker else ""
+    return f"{date}{name}{' '.join(text.split())}\n"
 
 
 @dataclass(frozen=True, slots=True)

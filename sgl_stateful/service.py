@@ -24,8 +24,8 @@ from sgl_stateful.engine_port import EnginePort
 from sgl_stateful.errors import BadMemoryRequest, UnverifiedSplice
 from sgl_stateful.metrics import MemoryMetrics
 from sgl_stateful.params import MemoryParams
-from sgl_stateful.prompt import FactTokens, Tokenizer, assemble, order_facts
-from sgl_stateful.selftest import SelfTestVerdict, run_self_test
+from sgl_stateful.prompt import FactTokens, Tokenizer, assemble, order_facts, render
+from sgl_stateful.selftest import SELF_TEST_OWNER, SelfTestVerdict, run_self_test
 from sgl_stateful.settings import StatefulSettings
 
 logger = logging.getLogger(__name__)
@@ -152,8 +152,9 @@ class MemoryService:
             self._footer_ids = codec.encode_text(self.settings.footer)
             if self.settings.self_test:
                 self.verdict = await run_self_test(
-                    self._engine, codec, salt=self.salt("\x00self-test"), dtype=self.description["dtype"]
+                    self._engine, codec, salt=self._internal_salt("self-test"), dtype=self.description["dtype"]
                 )
+                self._blobs.drop_owner(SELF_TEST_OWNER)
                 logger.info("splice self-test: %s", self.verdict)
                 if not self.verdict.passed and not self.settings.allow_unverified_splice:
                     raise UnverifiedSplice(
@@ -207,8 +208,10 @@ class MemoryService:
 
     def salt(self, owner: str) -> str:
         """Cache salt of an owner at their current epoch; nobody outside can compute it."""
-        epoch = 0 if owner.startswith("\x00") else self.store.epoch(owner)
-        mac = hmac.new(self._secret, f"{epoch}:{owner}".encode(), hashlib.sha256)
+        return self._internal_salt(f"{self.store.epoch(owner)}:{owner}")
+
+    def _internal_salt(self, name: str) -> str:
+        mac = hmac.new(self._secret, name.encode(), hashlib.sha256)
         return f"sgl_stateful:{mac.hexdigest()[:32]}"
 
     def check_lengths(self, facts: Sequence[NewFact]) -> None:
@@ -221,9 +224,13 @@ class MemoryService:
         """
         limit = min(self.settings.max_fact_tokens, self._context_len // 2)
         for index, fact in enumerate(facts):
-            if len(fact.text) <= limit:  # a token is at least one character
-                continue
-            length = len(self._tokenizer.encode(fact.text, add_special_tokens=False))
+            try:
+                rendered = render(fact.text, speaker=fact.speaker, time=fact.time)
+                if len(rendered.encode()) <= limit:  # a token is at least one byte
+                    continue
+            except UnicodeEncodeError:
+                continue  # the store refuses it, by name
+            length = len(self._tokenizer.encode(rendered, add_special_tokens=False))
             if length > limit:
                 raise InvalidInput(f"fact {index} has {length} tokens; the limit of this server is {limit}: split it")
 
@@ -247,9 +254,13 @@ class MemoryService:
         """Delete a fact with its KV; facts whose encoding saw it are encoded again."""
         encodings = await asyncio.to_thread(self._encoding_ids, owner, FactId(fact_id))
         fact = await asyncio.to_thread(self.store.delete, owner, fact_id)
-        if encodings:
-            await self._engine.control("drop", {"encoding_ids": encodings})
         self.notify(owner)
+        if encodings:
+            try:
+                await self._engine.control("drop", {"encoding_ids": encodings})
+            except Exception:
+                # The fact is deleted: nobody will ask for its KV, which leaves the arena as the least recently used.
+                logger.exception("the scheduler did not drop the KV of a deleted fact")
         return fact
 
     def _encoding_ids(self, owner: str, fact_id: FactId) -> list[str]:
@@ -306,7 +317,7 @@ class MemoryService:
         except MemStoreError as error:
             logger.exception("retrieval failed; serving without facts")
             self.metrics.degraded.inc()
-            salt = self.salt("\x00degraded")
+            salt = self._internal_salt(f"degraded:{params.owner}")
             report.degraded, report.reason = True, f"retrieval_failed: {type(error).__name__}"
         report.retrieve_ms = 1e3 * (time.perf_counter() - started)
         started = time.perf_counter()

@@ -10,8 +10,8 @@ import numpy as np
 def kl_divergence(reference: Mapping[int, float], other: Mapping[int, float]) -> float:
     """KL(reference || other), nats, from log probabilities of the tokens that each side lists.
 
-    Tokens that both list are compared one by one; everything else is pooled into one outcome, which makes the result
-    a lower bound of the full divergence (data-processing inequality).
+    What either side does not list is pooled into one outcome, which can only make the result smaller (data-processing
+    inequality).
     """
     shared = sorted(reference.keys() & other.keys())
     log_p = np.array([reference[token] for token in shared])

@@ -10,7 +10,8 @@ import asyncio
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from memstore import Encoding, Fact, FactId, KVBlobs, MemStore, OwnerId
@@ -45,6 +46,11 @@ class _OwnerWork:
     missing: dict[str, set[FactId]] | None = None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     attempts: int = 0
+
+    @property
+    def is_open(self) -> bool:
+        """There is something to do, and trying has not been given up."""
+        return self.attempts < _ATTEMPTS and (self.missing is None or any(self.missing.values()))
 
 
 class Encoder:
@@ -95,18 +101,26 @@ class Encoder:
         self._wake.set()
 
     async def wait_for(self, owner: str, fact_ids: Sequence[FactId], *, timeout_s: float) -> list[FactId]:
-        """Wait until the facts have KV under every policy; returns those that still have none when time is up."""
+        """Look at the owner, and wait until the facts have KV under every policy.
+
+        Returns
+        -------
+        Those that still have none when the time is up or trying has been given up.
+        """
         deadline = time.monotonic() + timeout_s
+        if owner not in self._owners:
+            self.notify(owner)
         while (work := self._owners.get(owner)) is not None:
+            left = list(fact_ids)
             if work.missing is not None:
                 left = [fact_id for fact_id in fact_ids if any(fact_id in m for m in work.missing.values())]
-                if not left or work.attempts >= _ATTEMPTS:
-                    return left
+            if not left or work.attempts >= _ATTEMPTS:
+                return left
             work.changed.clear()
             try:
                 await asyncio.wait_for(work.changed.wait(), max(deadline - time.monotonic(), 0))
             except TimeoutError:
-                return list(fact_ids) if work.missing is None else left
+                return left
         return []
 
     def pending(self) -> int:
@@ -118,7 +132,7 @@ class Encoder:
         for owner in await asyncio.to_thread(self._store.owners):
             self.notify(owner)
         while not self._engine.is_closing():
-            todo = [o for o, w in self._owners.items() if w.missing is None or (w.missing and w.attempts < _ATTEMPTS)]
+            todo = [name for name, work in self._owners.items() if work.is_open]
             if not todo:
                 self._wake.clear()
                 await self._wake.wait()
@@ -136,8 +150,6 @@ class Encoder:
     def _fail(self, owner: str) -> None:
         work = self._owners[owner]
         work.attempts += 1
-        if work.missing is None:
-            work.missing = {}
         work.changed.set()
 
     # ---- one owner ----
@@ -168,28 +180,34 @@ class Encoder:
 
     def _plan(self, owner: str, policy: EncodingPolicy) -> list[EncodeJob]:
         facts = self._all_facts(owner)
-        current = {fact.id: fact.version for fact in facts}
+        current = {fact.id: fact for fact in facts}
         stored = self._blobs.anchors(OwnerId(owner), policy.name)
         anchors = policy.choose_anchors(facts, stored)
         if anchors != stored:
             self._blobs.set_anchors(OwnerId(owner), policy.name, anchors)
-        encoded = self._blobs.current(
-            OwnerId(owner), list(current.items()), fingerprint=self._codec.fingerprint, policy=policy.name
-        )
-        missing = []
-        for fact in facts:
-            encoding = encoded.get(fact.id, {}).get(0)
-            if encoding is None or _is_stale(
-                encoding, current, anchors, self._anchor_saw(policy, facts, fact, anchors)
-            ):
-                missing.append(fact)
-        return policy.plan(facts, missing, anchors)
+        versions = [(fact.id, fact.version) for fact in facts]
+        encoded = self._blobs.current(OwnerId(owner), versions, fingerprint=self._codec.fingerprint, policy=policy.name)
+        missing = [
+            fact
+            for fact in facts
+            if (encoding := encoded.get(fact.id, {}).get(0)) is None
+            or _is_stale(encoding, current, policy.constant_prefix(fact, current, anchors))
+        ]
+        return [part for job in policy.plan(facts, missing, anchors) for part in self._within_budget(job)]
 
-    @staticmethod
-    def _anchor_saw(
-        policy: EncodingPolicy, facts: Sequence[Fact], fact: Fact, anchors: Sequence[FactId]
-    ) -> tuple[tuple[FactId, int], ...] | None:
-        return policy.plan(facts, [fact], anchors)[0].saw(0) if anchors else None
+    def _within_budget(self, job: EncodeJob) -> list[EncodeJob]:
+        """The job, or several where its facts would not fit one prompt: each then sees the end of the one before."""
+        room = self._max_job_tokens - len(self._codec.context)
+        parts: list[EncodeJob] = []
+        seen, facts, used = list(job.prefix), list[Fact](), 0
+        for fact in job.facts:
+            length = len(self._codec.encode_fact(fact).token_ids)
+            if facts and used + length > room // 2:
+                parts.append(EncodeJob(tuple(seen), tuple(facts)))
+                seen, facts, used = seen + facts, [], 0
+            facts.append(fact)
+            used += length
+        return [*parts, EncodeJob(tuple(seen), tuple(facts))]
 
     def _all_facts(self, owner: str) -> list[Fact]:
         facts: list[Fact] = []
@@ -205,18 +223,39 @@ class Encoder:
         async with asyncio.TaskGroup() as group:
             for same_prefix in by_prefix.values():
                 if len(same_prefix) > 1 and same_prefix[0].prefix:
-                    await self._prime(owner, policy, same_prefix[0])
+                    async with self._slot() as is_serving:
+                        if is_serving:
+                            await self._prime(owner, policy, same_prefix[0])
                 for job in same_prefix:
-                    await self._acquire()
-                    if self._engine.is_closing():
-                        return
-                    group.create_task(self._run_job(owner, policy, job))
+                    await self._slot_taken()
+                    group.create_task(self._run_in_slot(owner, policy, job))
         self.counts[policy].seconds += time.monotonic() - started
 
-    async def _acquire(self) -> None:
+    async def _slot_taken(self) -> None:
         async with self._slot_free:
             await self._slot_free.wait_for(self._has_slot)
             self._in_flight += 1
+
+    async def _slot_given_back(self) -> None:
+        async with self._slot_free:
+            self._in_flight -= 1
+            self._slot_free.notify_all()
+
+    @asynccontextmanager
+    async def _slot(self) -> AsyncIterator[bool]:
+        """One request's turn; yields whether the server still serves."""
+        await self._slot_taken()
+        try:
+            yield not self._engine.is_closing()
+        finally:
+            await self._slot_given_back()
+
+    async def _run_in_slot(self, owner: str, policy: str, job: EncodeJob) -> None:
+        try:
+            if not self._engine.is_closing():
+                await self._run_job(owner, policy, job)
+        finally:
+            await self._slot_given_back()
 
     def _has_slot(self) -> bool:
         return self._in_flight < (1 if self._engine.foreground_requests() else self._concurrency)
@@ -273,22 +312,23 @@ class Encoder:
             counts.fact_tokens += sum(len(item.span) for item in items)
             counts.tokens_prefilled += result.prompt_tokens - result.cached_tokens
             counts.bytes += result.scheduler.get("captured_bytes", 0)
-            await asyncio.to_thread(self._drop_orphans, owner, job.facts)
+            if orphans := await asyncio.to_thread(self._drop_orphans, owner, items):
+                await self._engine.control("drop", {"encoding_ids": orphans})
             self._done(owner, policy, job.facts)
         except Exception:
             counts.failures += 1
             logger.exception("encoding of %d facts failed", len(job.facts))
-        finally:
-            async with self._slot_free:
-                self._in_flight -= 1
-                self._slot_free.notify_all()
 
-    def _drop_orphans(self, owner: str, facts: Sequence[Fact]) -> None:
-        """A fact may have been deleted while its KV was computed: then the KV goes as well."""
-        alive = {fact.id: fact.version for fact in self._store.get_many(owner, [fact.id for fact in facts])}
-        for fact in facts:
-            if alive.get(fact.id) != fact.version:
-                self._blobs.drop_fact(fact.owner, fact.id)
+    def _drop_orphans(self, owner: str, items: Sequence[CaptureItem]) -> list[str]:
+        """A fact may have been deleted while its KV was computed: then the KV goes as well.
+
+        Returns the ids of the encodings that must leave the scheduler's arena too.
+        """
+        alive = {f.id: f.version for f in self._store.get_many(owner, [i.encoding["fact_id"] for i in items])}
+        orphans = [i for i in items if alive.get(i.encoding["fact_id"]) != i.encoding["fact_version"]]
+        for item in orphans:
+            self._blobs.drop_fact(OwnerId(owner), item.encoding["fact_id"])
+        return [item.span.encoding_id for item in orphans]
 
     def _done(self, owner: str, policy: str, facts: Sequence[Fact]) -> None:
         work = self._owners.get(owner)
@@ -297,13 +337,10 @@ class Encoder:
             work.changed.set()
 
 
-def _is_stale(
-    encoding: Encoding,
-    current: dict[FactId, int],
-    anchors: Sequence[FactId],
-    expected: tuple[tuple[FactId, int], ...] | None,
-) -> bool:
-    """Whether an encoding saw a fact that has changed or gone, or other anchors than the owner's."""
-    if any(current.get(fact_id) != version for fact_id, version in encoding.saw):
-        return True
-    return expected is not None and encoding.saw != expected
+def _is_stale(encoding: Encoding, current: Mapping[FactId, Fact], prefix: Sequence[Fact] | None) -> bool:
+    """Whether an encoding saw a fact that has changed or gone, or another constant list than the owner's."""
+    for fact_id, version in encoding.saw:
+        fact = current.get(fact_id)
+        if fact is None or fact.version != version:
+            return True
+    return prefix is not None and encoding.saw != tuple((fact.id, fact.version) for fact in prefix)

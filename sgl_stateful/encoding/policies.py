@@ -6,7 +6,7 @@ to be first. A realistic list in front cures that. A policy decides the list; th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Protocol
@@ -33,7 +33,7 @@ class EncodingPolicy(Protocol):
     """What prefix stands before which facts.
 
     ``name`` is part of every encoding's address. ``plan`` turns an owner's facts (all of them, by ``seq``) and those
-    without an encoding into jobs, at most ``max_job_facts`` facts each.
+    without an encoding into jobs.
     """
 
     @property
@@ -41,6 +41,12 @@ class EncodingPolicy(Protocol):
 
     def choose_anchors(self, facts: Sequence[Fact], current: Sequence[FactId]) -> tuple[FactId, ...]:
         """The owner's anchors from now on, given the ones so far; equal to ``current`` where they still do."""
+        ...
+
+    def constant_prefix(
+        self, fact: Fact, facts: Mapping[FactId, Fact], anchors: Sequence[FactId]
+    ) -> tuple[Fact, ...] | None:
+        """What stands before a fact whatever surrounds it in its stream; None where that depends on its stream."""
         ...
 
     def plan(self, facts: Sequence[Fact], missing: Sequence[Fact], anchors: Sequence[FactId]) -> list[EncodeJob]: ...
@@ -64,6 +70,12 @@ class StreamWindow:
     def choose_anchors(self, facts: Sequence[Fact], current: Sequence[FactId]) -> tuple[FactId, ...]:
         """Windows need none."""
         return ()
+
+    def constant_prefix(
+        self, fact: Fact, facts: Mapping[FactId, Fact], anchors: Sequence[FactId]
+    ) -> tuple[Fact, ...] | None:
+        """None: it is the stream that stands before a fact."""
+        return None
 
     def plan(self, facts: Sequence[Fact], missing: Sequence[Fact], anchors: Sequence[FactId]) -> list[EncodeJob]:
         """One job a run of missing turns of a group; the first two groups of a stream share one."""
@@ -128,11 +140,16 @@ class AnchorList:
         if not anchors:
             order = sorted(facts, key=lambda f: f.seq)
             return [EncodeJob(tuple(f for f in order if f.seq < fact.seq)[-self.size :], (fact,)) for fact in missing]
-        jobs = []
-        for fact in missing:
-            others = tuple(by_id[a] for a in anchors if a != fact.id)
-            jobs.append(EncodeJob(others[: self.size], (fact,)))
-        return jobs
+        return [EncodeJob(self._others(fact, by_id, anchors), (fact,)) for fact in missing]
+
+    def constant_prefix(
+        self, fact: Fact, facts: Mapping[FactId, Fact], anchors: Sequence[FactId]
+    ) -> tuple[Fact, ...] | None:
+        """The anchors, once there are any."""
+        return self._others(fact, facts, anchors) if anchors else None
+
+    def _others(self, fact: Fact, facts: Mapping[FactId, Fact], anchors: Sequence[FactId]) -> tuple[Fact, ...]:
+        return tuple(facts[a] for a in anchors if a != fact.id)[: self.size]
 
 
 def _session_key(fact: Fact) -> tuple[str, str]:

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any
 
-from fastapi.responses import ORJSONResponse
+from fastapi.responses import JSONResponse
 from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest, ChatCompletionResponse
 
 from sgl_stateful.errors import BadMemoryRequest
@@ -109,7 +109,7 @@ async def around_non_streaming(original: Callable[..., Any], serving: Any, adapt
     shown = getattr(adapted, SHOWN, None)
     if not shown or not isinstance(response, ChatCompletionResponse):
         return response
-    return ORJSONResponse({**json.loads(response.model_dump_json()), MEMORY_KEY: shown[0]})
+    return JSONResponse({**json.loads(response.model_dump_json()), MEMORY_KEY: shown[0]})
 
 
 async def around_stream(

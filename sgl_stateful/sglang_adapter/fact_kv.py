@@ -39,7 +39,6 @@ class FactKV:
         self.pool = pool
         self.arena = arena
         self._blobs = blobs
-        self._token_ids: dict[EncodingId, array[int]] = {}
         self._probes: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
         self._counts = {"captured": 0, "spliced_facts": 0, "spliced_tokens": 0, "corrupt": 0, "failures": 0}
 
@@ -60,15 +59,17 @@ class FactKV:
         keep = frozenset(part.encoding_id for part in parts)
         pieces = [torch.empty(0, dtype=torch.int64)]
         positions = [torch.empty(0, dtype=torch.int64)]
+        lost = False
         for part in parts:
             rows = self.arena.rows(part.encoding_id)
             if rows is None:
                 rows = self._load(part.encoding_id, keep)
-            if rows is None or self._token_ids[part.encoding_id] != part.token_ids:
-                return None
+            if rows is None or self.arena.token_ids(part.encoding_id) != part.token_ids:
+                lost = True  # look at the others too: all that are damaged are found, and encoded again, at once
+                continue
             pieces.append(rows[part.start - part.fact_start : part.end - part.fact_start])
             positions.append(torch.arange(part.start, part.end))
-        return torch.cat(pieces), torch.cat(positions)
+        return None if lost else (torch.cat(pieces), torch.cat(positions))
 
     def _load(self, encoding_id: EncodingId, keep: frozenset[EncodingId]) -> torch.Tensor | None:
         try:
@@ -90,12 +91,10 @@ class FactKV:
         keep: frozenset[EncodingId],
     ) -> torch.Tensor | None:
         try:
-            rows = self.arena.put(encoding_id, keys, values, keep=keep)
+            return self.arena.put(encoding_id, keys, values, token_ids=token_ids, keep=keep)
         except ArenaFullError as full:
             logger.warning("the fact arena is too small for one request (%s); raise --arena-mib", full)
             return None
-        self._token_ids[encoding_id] = token_ids
-        return rows
 
     def splice(self, rows: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor) -> None:
         """Write arena ``rows`` to pool ``slots``, rotated to ``positions``."""
@@ -141,14 +140,11 @@ class FactKV:
 
     def drop(self, encoding_ids: Sequence[EncodingId]) -> int:
         """Forget facts in the arena; returns how many it held."""
-        for encoding_id in encoding_ids:
-            self._token_ids.pop(encoding_id, None)
         return sum(self.arena.drop(encoding_id) for encoding_id in encoding_ids)
 
     def clear_arena(self) -> None:
         """Forget every fact in the arena."""
         self.arena.clear()
-        self._token_ids.clear()
 
     def count_failure(self) -> None:
         """A splice or capture raised; the request was served without it."""

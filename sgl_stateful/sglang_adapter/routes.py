@@ -6,7 +6,7 @@ import asyncio
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
-from fastapi.responses import ORJSONResponse
+from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from memstore import Fact, FactNotFound, InvalidInput, MemStoreError, NewFact, StoreBusy, StoreFull
@@ -47,6 +47,8 @@ class AddBody(FactBody):
         """
         if (self.text is None) == (self.facts is None):
             raise BadMemoryRequest("send either 'text' or 'facts'")
+        if self.facts is not None and (beside := sorted(self.model_fields_set & FactBody.model_fields.keys())):
+            raise BadMemoryRequest(f"with 'facts', {', '.join(beside)} belongs into each of them")
         single = self.facts is None
         bodies = (
             [FactBody.model_validate(self.model_dump(include=set(FactBody.model_fields)))] if single else self.facts
@@ -81,7 +83,7 @@ def fact_json(fact: Fact) -> dict[str, Any]:
     }
 
 
-def error_response(error: Exception) -> ORJSONResponse:
+def error_response(error: Exception) -> JSONResponse:
     """One clear JSON error for whatever the store or the service raised."""
     status = 500
     match error:
@@ -95,7 +97,7 @@ def error_response(error: Exception) -> ORJSONResponse:
             status = 507
     message = str(error).encode("utf-8", "backslashreplace").decode()
     body = {"error": {"message": message, "type": type(error).__name__, "code": status}}
-    return ORJSONResponse(body, status_code=status)
+    return JSONResponse(body, status_code=status)
 
 
 def memory_router(service: MemoryService) -> APIRouter:
@@ -119,18 +121,14 @@ def memory_router(service: MemoryService) -> APIRouter:
         owner: str,
         stream: str | None = None,
         limit: Annotated[int, Query(ge=1, le=_MAX_LISTED)] = 100,
-        after: Annotated[str | None, Query(description="id of the last fact of the page before")] = None,
+        after: Annotated[int, Query(ge=0, lt=2**63, description="'next' of the page before")] = 0,
     ) -> Any:
-        def read() -> list[Fact]:
-            after_seq = service.store.get(owner, after).seq if after else 0
-            return service.store.list(owner, stream=stream, limit=limit, after_seq=after_seq)
-
         try:
-            facts = await asyncio.to_thread(read)
+            facts = await asyncio.to_thread(service.store.list, owner, stream=stream, limit=limit, after_seq=after)
         except MemStoreError as error:
             return error_response(error)
         more = len(facts) == limit
-        return {"facts": [fact_json(fact) for fact in facts], "next": facts[-1].id if more else None}
+        return {"facts": [fact_json(fact) for fact in facts], "next": facts[-1].seq if more else None}
 
     @router.get("/facts/{fact_id}")
     async def get_fact(fact_id: str, owner: str) -> Any:

@@ -7,6 +7,7 @@ recently used facts make room for new ones.
 
 from __future__ import annotations
 
+from array import array
 from bisect import insort
 from collections import OrderedDict
 from typing import NamedTuple
@@ -63,6 +64,7 @@ class FactArena:
         self.keys = torch.empty(shape, dtype=dtype, device=device)  # before rotation
         self.values = torch.empty(shape, dtype=dtype, device=device)
         self._rows: OrderedDict[EncodingId, torch.Tensor] = OrderedDict()
+        self._token_ids: dict[EncodingId, array[int]] = {}
         self._free: list[tuple[int, int]] = [(0, self.capacity_tokens)] if self.capacity_tokens else []
         self._hits = self._misses = self._evictions = 0
 
@@ -79,8 +81,18 @@ class FactArena:
         self._rows.move_to_end(encoding_id)
         return rows
 
+    def token_ids(self, encoding_id: EncodingId) -> array[int]:
+        """The tokens of a fact that is present."""
+        return self._token_ids[encoding_id]
+
     def put(
-        self, encoding_id: EncodingId, keys: torch.Tensor, values: torch.Tensor, *, keep: frozenset[EncodingId]
+        self,
+        encoding_id: EncodingId,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        *,
+        token_ids: array[int],
+        keep: frozenset[EncodingId],
     ) -> torch.Tensor:
         """Copy a fact in, dropping old facts other than ``keep`` where room is needed.
 
@@ -108,6 +120,7 @@ class FactArena:
         self.keys[:, rows] = keys.to(self.keys)
         self.values[:, rows] = values.to(self.values)
         self._rows[encoding_id] = rows
+        self._token_ids[encoding_id] = token_ids
         return rows
 
     def fits_free(self, num_tokens: int) -> bool:
@@ -124,12 +137,14 @@ class FactArena:
         rows = self._rows.pop(encoding_id, None)
         if rows is None:
             return False
+        del self._token_ids[encoding_id]
         self._give_back(rows)
         return True
 
     def clear(self) -> None:
         """Forget everything."""
         self._rows.clear()
+        self._token_ids.clear()
         self._free = [(0, self.capacity_tokens)] if self.capacity_tokens else []
 
     def stats(self) -> ArenaStats:

@@ -1,3 +1,4 @@
+from array import array
 from collections import OrderedDict
 from itertools import pairwise
 
@@ -66,9 +67,9 @@ class ArenaMachine(RuleBasedStateMachine):
             self.evicted += 1
         if self.model_free() < tokens:
             with pytest.raises(ArenaFullError, match=f"{tokens} tokens do not fit"):
-                self.arena.put(name, k, v, keep=keep)
+                self.arena.put(name, k, v, token_ids=array("q", range(tokens)), keep=keep)
             return
-        rows = self.arena.put(name, k, v, keep=keep)
+        rows = self.arena.put(name, k, v, token_ids=array("q", range(tokens)), keep=keep)
         # Its own rows count as free: the longest run that there was before is the one that it could have had.
         run_there_was = self.longest_free_run_before(rows)
         self.model[name] = (k.clone(), v.clone())
@@ -138,18 +139,18 @@ TestArenaMachine.settings = settings(max_examples=60, stateful_step_count=30, de
 def test_the_least_recently_used_fact_makes_room() -> None:
     arena = arena_of(6)
     for number, name in enumerate(NAMES[:3]):
-        arena.put(name, *content(number, 2), keep=frozenset())
+        arena.put(name, *content(number, 2), token_ids=array("q", [1, 2]), keep=frozenset())
     arena.rows(NAMES[0])
-    arena.put(NAMES[3], *content(3, 2), keep=frozenset())
+    arena.put(NAMES[3], *content(3, 2), token_ids=array("q", [1, 2]), keep=frozenset())
     assert [name in arena for name in NAMES[:4]] == [True, False, True, True]
 
 
 def test_what_the_request_needs_is_not_dropped_for_it() -> None:
     arena = arena_of(4)
-    arena.put(NAMES[0], *content(0, 2), keep=frozenset())
-    arena.put(NAMES[1], *content(1, 2), keep=frozenset())
+    arena.put(NAMES[0], *content(0, 2), token_ids=array("q", range(2)), keep=frozenset())
+    arena.put(NAMES[1], *content(1, 2), token_ids=array("q", range(2)), keep=frozenset())
     with pytest.raises(ArenaFullError):
-        arena.put(NAMES[2], *content(2, 1), keep=frozenset(NAMES[:3]))
+        arena.put(NAMES[2], *content(2, 1), token_ids=array("q", range(1)), keep=frozenset(NAMES[:3]))
     assert NAMES[0] in arena
     assert NAMES[1] in arena
 
@@ -157,11 +158,11 @@ def test_what_the_request_needs_is_not_dropped_for_it() -> None:
 def test_a_fact_in_pieces_is_bit_exact() -> None:
     arena = arena_of(6)
     for number, name in enumerate(NAMES[:6]):
-        arena.put(name, *content(number, 1), keep=frozenset())
+        arena.put(name, *content(number, 1), token_ids=array("q", range(1)), keep=frozenset())
     for name in NAMES[0:6:2]:
         arena.drop(name)
     k, v = content(7, 3)
-    rows = arena.put(NAMES[7], k, v, keep=frozenset(NAMES))
+    rows = arena.put(NAMES[7], k, v, token_ids=array("q", range(k.shape[1])), keep=frozenset(NAMES))
     assert rows.tolist() == [0, 2, 4]
     assert torch.equal(arena.keys[:, rows], k)
     assert torch.equal(arena.values[:, rows], v)
@@ -172,6 +173,6 @@ def test_other_dtypes_are_rounded_once_to_the_pools() -> None:
         budget_bytes=1024, num_layers=LAYERS, num_kv_heads=HEADS, head_dim=DIM, dtype=torch.bfloat16, device="cpu"
     )
     k, v = content(1, 3)
-    rows = arena.put(NAMES[0], k, v, keep=frozenset())
+    rows = arena.put(NAMES[0], k, v, token_ids=array("q", range(k.shape[1])), keep=frozenset())
     assert torch.equal(arena.keys[:, rows], k.bfloat16())
     assert torch.equal(arena.values[:, rows], v.bfloat16())

@@ -69,7 +69,6 @@ def test_a_directory_with_something_else_where_the_records_are(launched: list[li
     assert str(tmp_path) in refusal(launched, "--memory", str(tmp_path))
 
 
-@pytest.mark.xfail(reason="pydantic's message has several lines", strict=True)
 def test_a_bad_setting_in_the_environment(launched: list[list[str]]) -> None:
     os.environ["SGL_STATEFUL_ENCODE_CONCURRENCY"] = "0"
     assert "encode_concurrency" in refusal(launched).lower()
@@ -92,7 +91,6 @@ def test_the_memory_is_released_before_sglang_starts(launched: list[list[str]], 
         assert len(launched) == 1
 
 
-@pytest.mark.xfail(reason="defaults of options overwrite the environment", strict=True)
 def test_settings_of_the_environment_hold_where_no_option_is_given(launched: list[list[str]]) -> None:
     os.environ["SGL_STATEFUL_POLICY"] = "window:3"
     CliRunner().invoke(cli.app, ["serve", "--model", "m"])
