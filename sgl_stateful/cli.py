@@ -25,7 +25,9 @@ def serve(
     context: typer.Context,
     model: Annotated[str, typer.Option("--model", "--model-path", help="Model directory or hub id.")],
     memory: Annotated[Path | None, typer.Option(help="Directory of the memory store; made if absent.")] = None,
-    policy: Annotated[str | None, typer.Option(help="Encoding policy: 'anchor:N' or 'window:W'.")] = None,
+    policy: Annotated[
+        str | None, typer.Option(help="How facts are encoded: 'anchor:N', 'window:W' or 'ladder:N+N'.")
+    ] = None,
     also_encode: Annotated[str | None, typer.Option(help="More policies to choose from, comma-separated.")] = None,
     embedder: Annotated[str | None, typer.Option(help="Sentence-transformers path or hub id.")] = None,
     arena_mib: Annotated[int | None, typer.Option(min=1, help="Memory for encoded facts, MiB.")] = None,
@@ -49,7 +51,7 @@ def serve(
     os.environ.update({f"{ENV_PREFIX}{name.upper()}": str(v) for name, v in values.items() if v is not None})
     try:
         settings = StatefulSettings()
-        settings.policies()
+        settings.ladders()
     except ValidationError as error:
         _fail("; ".join(f"{'.'.join(map(str, p['loc']))}: {p['msg']}" for p in error.errors()))
     except ValueError as error:

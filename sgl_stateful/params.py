@@ -38,7 +38,7 @@ class MemoryParams(BaseModel):
     query
         What to search for; by default the last user message (or the prompt).
     policy
-        Which of the server's encoding policies; by default its first.
+        Which of the server's policies (``GET /v1/memory/status`` lists them); by default its first.
     insert_at
         For prompts given as token ids: the position at which the facts go in.
     """

@@ -16,8 +16,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from memstore import Fact, FactId, InvalidInput, KVBlobs, MemStore, MemStoreError, NewFact, OwnerId, SearchHit
+from memstore import Encoding, Fact, FactId, InvalidInput, KVBlobs, MemStore, MemStoreError, NewFact, OwnerId, SearchHit
 from sgl_stateful.directive import Directive, Span, Splice
+from sgl_stateful.encoding import Ladder, policies_of
 from sgl_stateful.encoding.codec import FactCodec
 from sgl_stateful.encoding.encoder import Encoder
 from sgl_stateful.engine_port import EnginePort
@@ -121,7 +122,8 @@ class MemoryService:
         self._engine = engine
         self._context = context
         self._context_len = context_len
-        self._policies = settings.policies()
+        self._ladders = {ladder.name: ladder for ladder in settings.ladders()}
+        self._policies = policies_of(list(self._ladders.values()))
         self._secret = secrets.token_bytes(16)
         self._weights_epoch = ""
         self._start = asyncio.Lock()
@@ -301,11 +303,11 @@ class MemoryService:
         BadMemoryRequest
             An unknown policy, or an owner or query that the store refuses.
         """
-        policy = params.policy or self._policies[0].name
-        if policy not in [p.name for p in self._policies]:
-            known = ", ".join(p.name for p in self._policies)
-            raise BadMemoryRequest(f"custom_params.memory.policy: {policy!r} is not served here; choose from {known}")
-        report = Report(params.mode, params.owner, policy, [])
+        name = params.policy or next(iter(self._ladders))
+        if (ladder := self._ladders.get(name)) is None:
+            known = ", ".join(self._ladders)
+            raise BadMemoryRequest(f"custom_params.memory.policy: {name!r} is not served here; choose from {known}")
+        report = Report(params.mode, params.owner, name, [])
         started = time.perf_counter()
         hits: list[SearchHit] = []
         try:
@@ -321,14 +323,14 @@ class MemoryService:
             report.degraded, report.reason = True, f"retrieval_failed: {type(error).__name__}"
         report.retrieve_ms = 1e3 * (time.perf_counter() - started)
         started = time.perf_counter()
-        prepared = self._assemble(params, policy, hits, head, tail, reserve_tokens, salt, report)
+        prepared = self._assemble(params, ladder, hits, head, tail, reserve_tokens, salt, report)
         report.assemble_ms = 1e3 * (time.perf_counter() - started)
         return prepared
 
     def _assemble(
         self,
         params: MemoryParams,
-        policy: str,
+        ladder: Ladder,
         hits: Sequence[SearchHit],
         head: Sequence[int],
         tail: Sequence[int],
@@ -341,9 +343,9 @@ class MemoryService:
         tokens = [codec.encode_fact(hit.fact) for hit in hits]
         scores = {hit.fact.id: hit.score for hit in hits}
         ordered = order_facts(tokens, [hit.score for hit in hits], params.order)
-        encodings: dict[FactId, Any] = {}
+        encodings: dict[FactId, Encoding] = {}
         if params.mode == "splice" and hits:
-            encodings = self._encodings(params.owner, policy, [hit.fact for hit in hits])
+            encodings = self._encodings(params.owner, ladder, ordered)
             report.not_encoded = sum(f.fact.id not in encodings for f in ordered)
             if report.not_encoded:
                 report.reason = f"not_encoded:{report.not_encoded}"
@@ -371,22 +373,29 @@ class MemoryService:
             kept.append(hit)
         return kept, len(hits) - len(kept)
 
-    def _encodings(self, owner: str, policy: str, facts: Sequence[Fact]) -> dict[FactId, Any]:
+    def _encodings(self, owner: str, ladder: Ladder, ordered: Sequence[FactTokens]) -> dict[FactId, Encoding]:
+        """The encoding to splice for each fact, by its rank; facts without one are left out."""
         codec = self._require_codec()
+        versions = [(f.fact.id, f.fact.version) for f in ordered]
         try:
-            current = self._blobs.current(
-                OwnerId(owner), [(f.id, f.version) for f in facts], fingerprint=codec.fingerprint, policy=policy
-            )
+            stored = {
+                policy.name: self._blobs.current(
+                    OwnerId(owner), versions, fingerprint=codec.fingerprint, policy=policy.name
+                )
+                for policy in ladder.policies
+            }
         except MemStoreError:
             logger.exception("the KV store failed; serving facts as text")
             self.metrics.degraded.inc()
             return {}
-        by_id = {f.id: codec.encode_fact(f).token_ids for f in facts}
-        return {
-            fact_id: rungs[0]
-            for fact_id, rungs in current.items()
-            if 0 in rungs and rungs[0].token_ids == by_id[fact_id]
-        }
+        chosen: dict[FactId, Encoding] = {}
+        for rank, fact in enumerate(ordered):
+            for policy in ladder.for_rank(rank):
+                encoding = stored[policy.name].get(fact.fact.id, {}).get(0)
+                if encoding is not None and encoding.token_ids == fact.token_ids:
+                    chosen[fact.fact.id] = encoding
+                    break
+        return chosen
 
     def finish(
         self, report: Report, scheduler: dict[str, Any] | None, *, prompt_tokens: int, cached_tokens: int
@@ -411,7 +420,7 @@ class MemoryService:
             "model": self.description,
             "fingerprint": self.codec.fingerprint,
             "embedder": self.store.embedder.fingerprint,
-            "policies": [policy.name for policy in self._policies],
+            "policies": list(self._ladders),
             "owners": len(owners),
             "encoder": {
                 "pending": self.encoder.pending(),

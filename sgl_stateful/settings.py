@@ -11,7 +11,7 @@ from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from memstore import MemStoreSettings
-from sgl_stateful.encoding import EncodingPolicy, parse_policy
+from sgl_stateful.encoding import Ladder, parse_ladder
 
 ENV_PREFIX = "SGL_STATEFUL_"
 
@@ -23,7 +23,9 @@ class StatefulSettings(BaseSettings):
 
     memory: Path | None = Field(None, description="Directory of the memory store; unset serves without memory.")
     embedder: str | None = Field(None, description="Sentence-transformers path or hub id; unset uses the shipped one.")
-    policy: str = Field("anchor:4", description="Encoding policy: 'anchor:N' or 'window:W'.")
+    policy: str = Field(
+        "ladder:0+4", description="How facts are encoded: 'anchor:N', 'window:W' or 'ladder:N+N+...' by rank."
+    )
     also_encode: str = Field("", description="More policies, comma-separated, to choose from per request.")
     header: str = Field(
         "Here is what was said in earlier conversations:\n",
@@ -38,8 +40,8 @@ class StatefulSettings(BaseSettings):
     allow_unverified_splice: bool = Field(False, description="Serve even though the start-up self-test failed.")
     self_test: bool = Field(True, description="Run the self-test at start-up.")
 
-    def policies(self) -> list[EncodingPolicy]:
-        """The policies that facts are encoded under, the default one first.
+    def ladders(self) -> list[Ladder]:
+        """What requests can choose from, the default first.
 
         Raises
         ------
@@ -47,7 +49,7 @@ class StatefulSettings(BaseSettings):
             A policy that is not known.
         """
         names = [self.policy, *(name.strip() for name in self.also_encode.split(",") if name.strip())]
-        return [parse_policy(name) for name in dict.fromkeys(names)]
+        return [parse_ladder(name) for name in dict.fromkeys(names)]
 
     def store_settings(self) -> MemStoreSettings:
         """Settings of the store, as this server wants them."""

@@ -82,6 +82,7 @@ class Encoder:
         self._blobs = blobs
         self._codec = codec
         self._policies = tuple(policies)
+        self._publishes = {policy.name: policy.extends_prompts for policy in policies}
         self._engine = engine
         self._salt = salt
         self._concurrency = concurrency
@@ -222,7 +223,7 @@ class Encoder:
             by_prefix.setdefault(tuple(f.id for f in job.prefix), []).append(job)
         async with asyncio.TaskGroup() as group:
             for same_prefix in by_prefix.values():
-                if len(same_prefix) > 1 and same_prefix[0].prefix:
+                if len(same_prefix) > 1:
                     async with self._slot() as is_serving:
                         if is_serving:
                             await self._prime(owner, policy, same_prefix[0])
@@ -261,9 +262,13 @@ class Encoder:
         return self._in_flight < (1 if self._engine.foreground_requests() else self._concurrency)
 
     async def _prime(self, owner: str, policy: str, job: EncodeJob) -> None:
-        """Prefill a prefix that several jobs share, once."""
+        """Prefill a prefix that several jobs share, once; where that fails, each job prefills it."""
         ids = [*self._codec.context, *self._prefix_ids(job)]
-        result = await self._engine.prefill(ids, salt=self._salt(owner), directive=None)
+        try:
+            result = await self._engine.prefill(ids, salt=self._salt(owner), directive=None)
+        except Exception:
+            logger.exception("prefilling a shared prefix failed")
+            return
         self.counts[policy].tokens_prefilled += result.prompt_tokens - result.cached_tokens
 
     def _prefix_ids(self, job: EncodeJob) -> list[int]:
@@ -303,8 +308,7 @@ class Encoder:
                     token_ids=(),  # the scheduler fills in the ids that it captured
                 )
                 items.append(CaptureItem(span, dataclasses.asdict(encoding)))
-            # Windows grow by what the job before has published; a fact behind a constant list is nobody's prefix.
-            directive = Capture(tuple(items), publish=len(job.facts) > 1 or policy.startswith("window"))
+            directive = Capture(tuple(items), publish=self._publishes[policy])
             result = await self._engine.prefill(ids, salt=self._salt(owner), directive=directive)
             if result.scheduler.get("captured") != len(items):
                 raise RuntimeError(f"the scheduler captured {result.scheduler} of {len(items)} facts")

@@ -39,6 +39,11 @@ class EncodingPolicy(Protocol):
     @property
     def name(self) -> str: ...
 
+    @property
+    def extends_prompts(self) -> bool:
+        """Whether what one job prefilled is a prefix of the next, and worth a place in the radix cache."""
+        ...
+
     def choose_anchors(self, facts: Sequence[Fact], current: Sequence[FactId]) -> tuple[FactId, ...]:
         """The owner's anchors from now on, given the ones so far; equal to ``current`` where they still do."""
         ...
@@ -66,6 +71,11 @@ class StreamWindow:
     @property
     def name(self) -> str:
         return f"window:{self.window}"
+
+    @property
+    def extends_prompts(self) -> bool:
+        """The turns of a group follow one another."""
+        return self.window > 0
 
     def choose_anchors(self, facts: Sequence[Fact], current: Sequence[FactId]) -> tuple[FactId, ...]:
         """Windows need none."""
@@ -112,6 +122,11 @@ class AnchorList:
     @property
     def name(self) -> str:
         return f"anchor:{self.size}"
+
+    @property
+    def extends_prompts(self) -> bool:
+        """False: a fact behind the list is nobody's prefix, and would only push other prompts out."""
+        return False
 
     def choose_anchors(self, facts: Sequence[Fact], current: Sequence[FactId]) -> tuple[FactId, ...]:
         """Early facts of sessions spread evenly over the owner's history, and one in reserve.

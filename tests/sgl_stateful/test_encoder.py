@@ -213,7 +213,7 @@ async def test_one_fact_that_fails_does_not_stop_the_others(
     make: Make, store: MemStore, blobs: KVBlobs, engine: MemoryEngine
 ) -> None:
     facts = add(store, 5)
-    engine.failing = 1
+    engine.failing = 2  # the prefix that all share, and the first fact
     async with running(encoder := make(StreamWindow(0), concurrency=1)):
         await encode_all(encoder, facts)
     assert len(engine.captures) == 6
@@ -305,6 +305,7 @@ class FailsOnce:
     """A policy whose first plan meets a store that is busy."""
 
     name = "window:2"
+    extends_prompts = True
 
     def __init__(self) -> None:
         self._policy = StreamWindow(2)
