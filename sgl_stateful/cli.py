@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 from pydantic import ValidationError
 
+from sgl_stateful.errors import IncompatibleServer
 from sgl_stateful.settings import ENV_PREFIX, StatefulSettings
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -75,7 +76,10 @@ def _check_memory(memory: Path) -> None:
 def _launch(arguments: list[str]) -> None:
     from sgl_stateful.sglang_adapter.launch import launch_server
 
-    launch_server(arguments)
+    try:
+        launch_server(arguments)
+    except IncompatibleServer as error:
+        _fail(str(error))
 
 
 def _fail(message: str) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter as Tally
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
 
 _MS = (0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 5000)
 
@@ -13,7 +14,11 @@ _MS = (0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 5000)
 class MemoryMetrics:
     """Counters and latencies of memory requests."""
 
-    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        # Not at the top: SGLang sets up prometheus_client's multi-process mode before anything may import it.
+        from prometheus_client import REGISTRY, Counter, Histogram
+
+        registry = registry or REGISTRY
         prefix = "sgl_stateful_memory"
         self.requests = Counter(f"{prefix}_requests", "Memory requests by outcome.", ["tier"], registry=registry)
         self.fallbacks = Counter(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
@@ -11,13 +10,11 @@ from typing import Any
 from fastapi.responses import JSONResponse
 from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest, ChatCompletionResponse
 
-from sgl_stateful.errors import BadMemoryRequest
+from sgl_stateful.errors import BadMemoryRequest, StatefulError
 from sgl_stateful.params import MEMORY_KEY, parse_memory_params
 from sgl_stateful.prompt import SENTINEL, Placement, split_at_sentinel
 
-from .requests import SHOWN, apply_prepared, refuse_unsupported, require_service, reserve_tokens
-
-_START_TIMEOUT_S = 300.0
+from .requests import SHOWN, apply_prepared, refuse_unsupported, require_service, reserve_tokens, service_of
 
 
 def _text_of(content: Any) -> str:
@@ -61,6 +58,17 @@ def _put(content: Any, *, at_end: bool) -> Any:
     return f"{text}{'' if text.endswith(chr(10)) or not text else chr(10)}{SENTINEL}"
 
 
+async def around_handle(original: Callable[..., Any], serving: Any, request: Any, raw_request: Any = None) -> Any:
+    """AROUND ``OpenAIServingChat.handle_request``: the memory is started before a prompt is converted off the loop."""
+    service = service_of(serving.tokenizer_manager)
+    if service is not None and service.codec is None and MEMORY_KEY in (request.custom_params or {}):
+        try:
+            await service.start()
+        except StatefulError as error:
+            return serving.create_error_response(str(error), err_type=type(error).__name__, status_code=503)
+    return await original(serving, request, raw_request)
+
+
 def around_convert(
     original: Callable[..., tuple[Any, Any]], serving: Any, request: ChatCompletionRequest, raw_request: Any = None
 ) -> tuple[Any, Any]:
@@ -70,8 +78,6 @@ def around_convert(
         return original(serving, request, raw_request)
     manager = serving.tokenizer_manager
     service = require_service(manager)
-    if service.codec is None:
-        asyncio.run_coroutine_threadsafe(service.start(), manager.event_loop).result(_START_TIMEOUT_S)
     if manager.model_config.is_multimodal:
         raise BadMemoryRequest("custom_params.memory is not supported with multimodal models")
     if request.input_ids is not None:

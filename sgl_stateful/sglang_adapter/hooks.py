@@ -52,6 +52,7 @@ def register_hooks() -> None:
     HookRegistry.register(f"{_MANAGER}.generate_request", requests.around_generate_request, HookType.AROUND)
     for name in _WEIGHT_UPDATES:
         HookRegistry.register(f"{_MANAGER}.{name}", around_weight_update, HookType.AROUND)
+    HookRegistry.register(f"{_CHAT}.handle_request", chat.around_handle, HookType.AROUND)
     HookRegistry.register(f"{_CHAT}._convert_to_internal_request", chat.around_convert, HookType.AROUND)
     HookRegistry.register(f"{_CHAT}._handle_non_streaming_request", chat.around_non_streaming, HookType.AROUND)
     HookRegistry.register(f"{_CHAT}._generate_chat_stream", chat.around_stream, HookType.AROUND)

@@ -15,7 +15,7 @@ from locomo.server import ServerProcess
 from sgl_stateful.model_files import default_model_dir
 
 POOL_TOKENS = 6000
-SERVER_FLAGS = ("--dtype", "float32", "--max-total-tokens", str(POOL_TOKENS), "--arena-mib", "512")
+SERVER_FLAGS = ("--dtype", "float32", "--enable-metrics", "--max-total-tokens", str(POOL_TOKENS), "--arena-mib", "512")
 
 
 @pytest.fixture(scope="session")

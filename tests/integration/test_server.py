@@ -288,5 +288,11 @@ def test_a_second_server_on_the_same_directory_is_refused_in_one_line(server: Ru
 
 def test_metrics_are_served_with_sglangs_own(http: httpx.Client, owner: str) -> None:
     chat(http, "Who is training?", owner=owner, k=2)
-    totals = http.get("/v1/memory/status").json()["requests"]
-    assert totals["spliced"] >= 1
+    assert http.get("/v1/memory/status").json()["requests"]["spliced"] >= 1
+    metrics = http.get("/metrics").text
+    spliced = next(
+        line for line in metrics.splitlines() if 'sgl_stateful_memory_requests_total{tier="spliced"}' in line
+    )
+    assert float(spliced.split()[-1]) >= 1
+    assert "sglang:prompt_tokens_total" in metrics
+    assert "sglang:gen_throughput" in metrics  # from the scheduler's process
