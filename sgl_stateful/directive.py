@@ -34,10 +34,12 @@ class Splice:
     """Serve ``spans`` (ascending) from the arena instead of prefilling them; text between them is prefilled.
 
     ``probe`` makes the scheduler report how far layer 0 of the spans is from the one kept under that name.
+    ``fingerprint`` is of the weights that the encodings were made with.
     """
 
     spans: tuple[Span, ...]
     probe: str | None = None
+    fingerprint: str = ""
 
     @property
     def start(self) -> int:
@@ -89,8 +91,12 @@ def _spans(raw: list[list[Any]]) -> tuple[Span, ...]:
 def dump_directive(directive: Directive) -> str:
     """The JSON string that travels under ``DIRECTIVE_KEY``."""
     match directive:
-        case Splice(spans, probe):
-            body: dict[str, Any] = {"op": "splice", "spans": [[s.encoding_id, s.start, s.end] for s in spans]}
+        case Splice(spans, probe, fingerprint):
+            body: dict[str, Any] = {
+                "op": "splice",
+                "spans": [[s.encoding_id, s.start, s.end] for s in spans],
+                "fingerprint": fingerprint,
+            }
             if probe is not None:
                 body["probe"] = probe
         case Capture(items, publish):
@@ -115,7 +121,7 @@ def parse_directive(custom_params: Any) -> Directive | None:
             spans = _spans(body["spans"])
             assert spans, "a splice without spans"
             assert all(a.end <= b.start for a, b in pairwise(spans)), f"spans that overlap: {spans}"
-            return Splice(spans, body.get("probe"))
+            return Splice(spans, body.get("probe"), body.get("fingerprint", ""))
         case "capture":
             return Capture(
                 tuple(

@@ -191,13 +191,20 @@ class MemoryService:
     def _job_budget(self) -> int:
         return min(self._context_len - 8, int(self.description["pool_tokens"]) // 2)
 
-    async def weights_changed(self) -> None:
-        """Weights were updated in place: no encoding made so far may be spliced again."""
+    async def weights_changing(self) -> None:
+        """Weights are about to be updated in place: from now on nothing is spliced."""
         async with self._start:
+            if self.codec is not None:
+                await self._engine.control("fence", {"fingerprint": None})
+
+    async def weights_changed(self) -> None:
+        """Weights were updated in place, or may have been: no encoding made so far may be spliced again."""
+        async with self._start:
+            self._weights_epoch = f"+{secrets.token_hex(8)}"
             if self.codec is None:
                 return
-            self._weights_epoch = f"+{secrets.token_hex(8)}"
             self._adopt(self._new_codec())
+            await self._engine.control("fence", {"fingerprint": self.codec.fingerprint})
 
     def close(self) -> None:
         """Stop the encoder and release the store."""
@@ -358,7 +365,7 @@ class MemoryService:
             for block in prompt.blocks
             if block.fact.fact.id in encodings
         )
-        return Prepared(prompt.token_ids, Splice(spans) if spans else None, salt, report)
+        return Prepared(prompt.token_ids, Splice(spans, fingerprint=codec.fingerprint) if spans else None, salt, report)
 
     def _fit(self, hits: Sequence[SearchHit], other_tokens: int) -> tuple[list[SearchHit], int]:
         """The best facts that fit the context beside ``other_tokens``, and how many do not."""

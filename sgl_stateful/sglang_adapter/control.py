@@ -35,7 +35,7 @@ class StatefulScheduler(scheduler.Scheduler):
         self._request_dispatcher._mapping[StatefulControlReqInput] = self.handle_stateful_control
 
     def handle_stateful_control(self, request: StatefulControlReqInput) -> StatefulControlReqOutput:
-        """Answer ``describe``, ``stats`` or ``drop``."""
+        """Answer ``describe``, ``stats``, ``drop`` or ``fence``."""
         cache = self.tree_cache
         if not isinstance(cache, StatefulRadixCache):
             return StatefulControlReqOutput(payload=json.dumps({"error": "--radix-cache-backend is not 'stateful'"}))
@@ -47,6 +47,10 @@ class StatefulScheduler(scheduler.Scheduler):
                 answer = {} if cache.facts is None else dict(cache.facts.stats())
             case "drop":
                 answer = {"dropped": 0 if cache.facts is None else cache.facts.drop(body["encoding_ids"])}
+            case "fence":
+                if cache.facts is not None:
+                    cache.facts.fence(body["fingerprint"])
+                answer = {}
             case op:
                 answer = {"error": f"unknown control call {op!r}"}
         return StatefulControlReqOutput(payload=json.dumps(answer))

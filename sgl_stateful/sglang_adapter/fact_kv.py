@@ -39,10 +39,21 @@ class FactKV:
         self.pool = pool
         self.arena = arena
         self._blobs = blobs
+        self._fence: str | None = None
+        self._is_fenced = False  # until weights change for the first time there is nothing to tell apart
         self._probes: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
         self._counts = {"captured": 0, "spliced_facts": 0, "spliced_tokens": 0, "corrupt": 0, "failures": 0}
 
     # ---- splice ----
+
+    def fence(self, fingerprint: str | None) -> None:
+        """From now on splice only encodings of these weights; None refuses all, while weights change."""
+        self._fence = fingerprint
+        self._is_fenced = True
+
+    def accepts(self, fingerprint: str) -> bool:
+        """Whether encodings of these weights may be spliced."""
+        return not self._is_fenced or fingerprint == self._fence
 
     def missing(self, encoding_ids: Sequence[EncodingId]) -> list[EncodingId]:
         """Those that neither arena nor blob store holds."""

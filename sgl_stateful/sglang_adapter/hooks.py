@@ -115,10 +115,14 @@ def _fresh_context(tokenizer: Any) -> str:
 
 async def around_weight_update(original: Callable[..., Any], manager: Any, *args: Any, **kwargs: Any) -> Any:
     """AROUND each way to update weights: encodings made before are not spliced after."""
-    result = await original(manager, *args, **kwargs)
-    if (service := requests.service_of(manager)) is not None:
+    service = requests.service_of(manager)
+    if service is None:
+        return await original(manager, *args, **kwargs)
+    await service.weights_changing()
+    try:
+        return await original(manager, *args, **kwargs)
+    finally:
         await service.weights_changed()
-    return result
 
 
 def before_http_server(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -139,6 +139,8 @@ class StatefulRadixCache(UnifiedRadixCache):
         end = self._page_floor(splice.end)
         if exact.device_prefix_len >= end:
             return exact, "exact_prefix_cached"
+        if not facts.accepts(splice.fingerprint):
+            return exact, "weights_changed"
         if missing := facts.missing([span.encoding_id for span in splice.spans]):
             return exact, f"not_encoded:{len(missing)}"
         if end > len(params.key):  # the caller wants log probabilities of tokens inside the block

@@ -185,3 +185,19 @@ def test_memory_in_the_engine_s_own_api(engine: RunningEngine) -> None:
     report = reply["meta_info"]["memory"]
     assert [fact["id"] for fact in report["facts"]] == [facts[0].id]
     assert report["tier"] == "spliced"
+
+
+def test_encodings_of_other_weights_are_never_spliced(engine: RunningEngine) -> None:
+    prompt = Prompt(engine, "fence", _FACTS[:5])
+    prompt.capture()
+    spans = tuple(prompt.spans)
+    try:
+        engine.run(engine.port.control("fence", {"fingerprint": "new"}))
+        found = prompt.prefill(prompt.ids, "old", Splice(spans, fingerprint="old"))
+        assert (found.scheduler["tier"], found.scheduler["reason"]) == ("text", "weights_changed")
+        assert prompt.prefill(prompt.ids, "new", Splice(spans, fingerprint="new")).scheduler["tier"] == "spliced"
+        engine.run(engine.port.control("fence", {"fingerprint": None}))  # while weights change
+        assert prompt.prefill(prompt.ids, "none", Splice(spans, fingerprint="new")).scheduler["tier"] == "text"
+    finally:
+        engine.run(engine.service.weights_changed())
+    assert prompt.prefill(prompt.ids, "after", Splice(spans, fingerprint="new")).scheduler["tier"] == "text"
