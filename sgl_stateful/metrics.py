@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter as Tally
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
 _MS = (0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 5000)
+
+
+@cache
+def process_metrics() -> MemoryMetrics:
+    """The metrics of this process: Prometheus takes each name once, however many engines a program makes."""
+    return MemoryMetrics()
 
 
 class MemoryMetrics:

@@ -23,7 +23,7 @@ from sgl_stateful.encoding.codec import FactCodec
 from sgl_stateful.encoding.encoder import Encoder
 from sgl_stateful.engine_port import EnginePort
 from sgl_stateful.errors import BadMemoryRequest, UnverifiedSplice
-from sgl_stateful.metrics import MemoryMetrics
+from sgl_stateful.metrics import MemoryMetrics, process_metrics
 from sgl_stateful.params import MemoryParams
 from sgl_stateful.prompt import FactTokens, Tokenizer, assemble, order_facts, render
 from sgl_stateful.selftest import SELF_TEST_OWNER, SelfTestVerdict, run_self_test
@@ -101,6 +101,8 @@ class MemoryService:
         Chat template text up to where facts go in a fresh conversation; stands before every encoding.
     context_len
         The model's context, tokens.
+    metrics
+        None counts into the process's own.
     """
 
     def __init__(
@@ -113,10 +115,11 @@ class MemoryService:
         engine: EnginePort,
         context: str,
         context_len: int,
+        metrics: MemoryMetrics | None = None,
     ) -> None:
         self.settings = settings
         self.store = store
-        self.metrics = MemoryMetrics()
+        self.metrics = metrics or process_metrics()
         self._blobs = blobs
         self._tokenizer = tokenizer
         self._engine = engine

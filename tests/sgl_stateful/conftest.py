@@ -6,10 +6,11 @@ import faiss
 import pytest
 import torch
 from memory_engine import MemoryEngine
-from prometheus_client import REGISTRY, Counter, Histogram
+from prometheus_client import CollectorRegistry
 from words import ByteTokenizer, WordEmbedder
 
 from memstore import KVBlobs, MemStore, MemStoreSettings
+from sgl_stateful.metrics import MemoryMetrics
 from sgl_stateful.service import MemoryService
 from sgl_stateful.settings import StatefulSettings
 
@@ -54,13 +55,12 @@ def engine(blobs: KVBlobs) -> MemoryEngine:
 
 
 @pytest.fixture
-def make_service(store: MemStore, blobs: KVBlobs, engine: MemoryEngine) -> Iterator[Callable[..., MemoryService]]:
-    """Makes services over the store and the engine; their metrics leave the registry when the test ends."""
-    made: list[MemoryService] = []
+def make_service(store: MemStore, blobs: KVBlobs, engine: MemoryEngine) -> Callable[..., MemoryService]:
+    """Makes services over the store and the engine, each with metrics of its own."""
 
     def make(*, context_len: int = CONTEXT_TOKENS, **settings: Any) -> MemoryService:
         values: dict[str, Any] = {"policy": "anchor:2", "header": HEADER, "self_test": False, "encode_wait_s": 20.0}
-        service = MemoryService(
+        return MemoryService(
             settings=StatefulSettings(**(values | settings)),
             store=store,
             blobs=blobs,
@@ -68,12 +68,7 @@ def make_service(store: MemStore, blobs: KVBlobs, engine: MemoryEngine) -> Itera
             engine=engine,
             context=CONTEXT,
             context_len=context_len,
+            metrics=MemoryMetrics(CollectorRegistry()),
         )
-        made.append(service)
-        return service
 
-    yield make
-    for service in made:
-        for metric in vars(service.metrics).values():
-            if isinstance(metric, Counter | Histogram):
-                REGISTRY.unregister(metric)
+    return make
