@@ -226,6 +226,17 @@ class KVBlobs:
                 more = cursor.delete()
         return self._drop(prefix)
 
+    def drop_fingerprint(self, fingerprint: str) -> int:
+        """Remove every encoding of one fingerprint, of all owners; return how many there were."""
+        with self._transaction() as txn:
+            slots = [
+                slot
+                for slot, encoding in self._descriptions(txn.cursor(self._slots), b"")
+                if encoding is not None and encoding.fingerprint == fingerprint
+            ]
+        # One transaction each: the scheduler must not wait for all of them.
+        return sum(self._drop_slot(slot) for slot in slots)
+
     def stats(self) -> BlobStats:
         """Return the number of encodings and their size."""
         with self._transaction() as txn:
@@ -275,6 +286,15 @@ class KVBlobs:
                 self._remove_description(txn, slot, encoding)
             self._remove_blobs(txn, prefix)
             return len(described)
+
+    def _drop_slot(self, slot: bytes) -> bool:
+        with self._transaction(write=True) as txn:
+            encoding = self._described(txn, slot)
+            if encoding is None:
+                return False
+            self._remove_description(txn, slot, encoding)
+            self._remove_blobs(txn, _blob_prefix(slot, encoding.id))
+            return True
 
     def _remove_description(self, txn: Any, slot: bytes, encoding: Encoding | None) -> None:
         txn.delete(slot, db=self._slots)

@@ -197,6 +197,9 @@ class MemStore:
                 self.blobs.drop_fact(owner_id, fact.id)
             self._records.delete(owner_id, fact.id)
             self._index.remove(owner_id, [fact.seq])
+            # And once more: one that was being made when the record was still there.
+            if self.blobs is not None:
+                self.blobs.drop_fact(owner_id, fact.id)
         return fact
 
     def epoch(self, owner: str) -> int:

@@ -32,7 +32,11 @@ class MemoryMetrics:
             f"{prefix}_fallbacks", "Requests that asked for a splice and got none.", ["reason"], registry=registry
         )
         self.tokens = Counter(f"{prefix}_tokens", "Prompt tokens of memory requests.", ["source"], registry=registry)
-        self.degraded = Counter(f"{prefix}_degraded", "Requests served without their facts.", registry=registry)
+        self.degraded = Counter(
+            f"{prefix}_degraded",
+            "Requests whose store failed: served without facts, or with them as text.",
+            registry=registry,
+        )
         self.latency_ms = Histogram(f"{prefix}_ms", "Milliseconds by stage.", ["stage"], buckets=_MS, registry=registry)
         self._tally: Tally[str] = Tally()
 
@@ -40,6 +44,8 @@ class MemoryMetrics:
         """Count one finished request by its report."""
         self.requests.labels(shown["tier"]).inc()
         self._tally[shown["tier"]] += 1
+        if shown["degraded"]:
+            self.degraded.inc()
         if shown["requested_mode"] == "splice" and shown["tier"] == "text":
             self.fallbacks.labels((shown["reason"] or "unknown").split(":")[0]).inc()
         for source in ("cached", "spliced", "prefilled"):

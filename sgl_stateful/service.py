@@ -26,60 +26,11 @@ from sgl_stateful.errors import BadMemoryRequest, UnverifiedSplice
 from sgl_stateful.metrics import MemoryMetrics, process_metrics
 from sgl_stateful.params import MemoryParams
 from sgl_stateful.prompt import FactTokens, Tokenizer, assemble, order_facts, render
+from sgl_stateful.report import Report
 from sgl_stateful.selftest import SELF_TEST_OWNER, SelfTestVerdict, run_self_test
 from sgl_stateful.settings import StatefulSettings
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class Report:
-    """What happened to one request's memory; the scheduler's part arrives with its first token."""
-
-    mode: str
-    owner: str
-    policy: str
-    facts: list[dict[str, Any]]
-    not_encoded: int = 0
-    dropped_for_length: int = 0
-    reason: str | None = None
-    degraded: bool = False
-    retrieve_ms: float = 0.0
-    assemble_ms: float = 0.0
-    splice_ms: float = 0.0
-    spliced_tokens: int = 0
-    tier: str = "text"
-
-    def finish(self, scheduler: dict[str, Any] | None, *, prompt_tokens: int, cached_tokens: int) -> dict[str, Any]:
-        """Merge the scheduler's part and return what the response shows."""
-        if scheduler is not None:
-            self.spliced_tokens = scheduler.get("spliced_tokens", 0)
-            self.splice_ms = scheduler.get("splice_ms", 0.0)
-            self.tier = scheduler.get("tier", "text")
-            self.reason = scheduler.get("reason") or self.reason
-        return {
-            "mode": "splice" if self.tier == "spliced" else ("off" if self.mode == "off" else "text"),
-            "requested_mode": self.mode,
-            "tier": self.tier if self.facts else "none",
-            "reason": self.reason,
-            "degraded": self.degraded,
-            "owner": self.owner,
-            "policy": self.policy,
-            "facts": self.facts,
-            "not_encoded": self.not_encoded,
-            "dropped_for_length": self.dropped_for_length,
-            "tokens": {
-                "prompt": prompt_tokens,
-                "cached": cached_tokens - self.spliced_tokens,
-                "spliced": self.spliced_tokens,
-                "prefilled": prompt_tokens - cached_tokens,
-            },
-            "ms": {
-                "retrieve": round(self.retrieve_ms, 3),
-                "assemble": round(self.assemble_ms, 3),
-                "splice": round(self.splice_ms, 3),
-            },
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,17 +107,22 @@ class MemoryService:
             self._header_ids = codec.encode_text(self.settings.header)
             self._footer_ids = codec.encode_text(self.settings.footer)
             if self.settings.self_test:
-                self.verdict = await run_self_test(
-                    self._engine, codec, salt=self._internal_salt("self-test"), dtype=self.description["dtype"]
-                )
-                self._blobs.drop_owner(SELF_TEST_OWNER)
-                logger.info("splice self-test: %s", self.verdict)
-                if not self.verdict.passed and not self.settings.allow_unverified_splice:
-                    raise UnverifiedSplice(
-                        f"the splice self-test failed on this model: {self.verdict}. "
-                        "Report it, or serve anyway with --allow-unverified-splice"
-                    )
-            self._adopt(codec)
+                await self._verify(codec)
+            self._adopt(self._new_codec())  # not the one from before the self-test: weights may have changed since
+
+    async def _verify(self, codec: FactCodec) -> None:
+        salt, dtype = self._internal_salt("self-test"), self.description["dtype"]
+        try:
+            self.verdict = await run_self_test(self._engine, codec, salt=salt, dtype=dtype)
+            logger.info("splice self-test: %s", self.verdict)
+            if not self.verdict.passed:
+                raise UnverifiedSplice(f"the splice self-test failed on this model: {self.verdict}")
+        except UnverifiedSplice as failed:
+            if not self.settings.allow_unverified_splice:
+                raise UnverifiedSplice(f"{failed}. Report it, or serve anyway with --allow-unverified-splice") from None
+            logger.warning("%s; serving anyway, as the settings allow", failed)
+        finally:
+            await asyncio.to_thread(self._blobs.drop_owner, SELF_TEST_OWNER)
 
     def _new_codec(self) -> FactCodec:
         plain = FactCodec(self._tokenizer, context=(), model_fingerprint="")
@@ -196,18 +152,20 @@ class MemoryService:
 
     async def weights_changing(self) -> None:
         """Weights are about to be updated in place: from now on nothing is spliced."""
-        async with self._start:
-            if self.codec is not None:
-                await self._engine.control("fence", {"fingerprint": None})
+        if self.codec is not None:
+            await self._engine.control("fence", {"fingerprint": None})
 
     async def weights_changed(self) -> None:
         """Weights were updated in place, or may have been: no encoding made so far may be spliced again."""
-        async with self._start:
-            self._weights_epoch = f"+{secrets.token_hex(8)}"
-            if self.codec is None:
-                return
-            self._adopt(self._new_codec())
-            await self._engine.control("fence", {"fingerprint": self.codec.fingerprint})
+        # Not under the lock of start(): that may be waiting for the very engine whose weights are being updated.
+        old, self._weights_epoch = self.codec, f"+{secrets.token_hex(8)}"
+        if old is None:
+            return
+        new = self._new_codec()
+        self._adopt(new)
+        await self._engine.control("fence", {"fingerprint": new.fingerprint})
+        dropped = await asyncio.to_thread(self._blobs.drop_fingerprint, old.fingerprint)
+        logger.info("weights changed: %d encodings of the old ones dropped", dropped)
 
     def close(self) -> None:
         """Stop the encoder and release the store."""
@@ -328,7 +286,6 @@ class MemoryService:
             raise BadMemoryRequest(f"custom_params.memory: {error}") from error
         except MemStoreError as error:
             logger.exception("retrieval failed; serving without facts")
-            self.metrics.degraded.inc()
             salt = self._internal_salt(f"degraded:{params.owner}")
             report.degraded, report.reason = True, f"retrieval_failed: {type(error).__name__}"
         report.retrieve_ms = 1e3 * (time.perf_counter() - started)
@@ -355,7 +312,7 @@ class MemoryService:
         ordered = order_facts(tokens, [hit.score for hit in hits], params.order)
         encodings: dict[FactId, Encoding] = {}
         if params.mode == "splice" and hits:
-            encodings = self._encodings(params.owner, ladder, ordered)
+            encodings = self._encodings(params.owner, ladder, ordered, report)
             report.not_encoded = sum(f.fact.id not in encodings for f in ordered)
             if report.not_encoded:
                 report.reason = f"not_encoded:{report.not_encoded}"
@@ -383,7 +340,9 @@ class MemoryService:
             kept.append(hit)
         return kept, len(hits) - len(kept)
 
-    def _encodings(self, owner: str, ladder: Ladder, ordered: Sequence[FactTokens]) -> dict[FactId, Encoding]:
+    def _encodings(
+        self, owner: str, ladder: Ladder, ordered: Sequence[FactTokens], report: Report
+    ) -> dict[FactId, Encoding]:
         """The encoding to splice for each fact, by its rank; facts without one are left out."""
         codec = self._require_codec()
         versions = [(f.fact.id, f.fact.version) for f in ordered]
@@ -396,7 +355,7 @@ class MemoryService:
             }
         except MemStoreError:
             logger.exception("the KV store failed; serving facts as text")
-            self.metrics.degraded.inc()
+            report.degraded = True
             return {}
         chosen: dict[FactId, Encoding] = {}
         for rank, fact in enumerate(ordered):
@@ -413,8 +372,8 @@ class MemoryService:
         """The report that a response shows; lost KV is queued to be encoded again."""
         shown = report.finish(scheduler, prompt_tokens=prompt_tokens, cached_tokens=cached_tokens)
         self.metrics.observe(shown)
-        if (shown["reason"] or "").startswith(("not_encoded", "facts_lost")):
-            self.notify(report.owner)
+        if self.encoder is not None and (shown["reason"] or "").startswith(("not_encoded", "facts_lost")):
+            self.encoder.report_missing(report.owner)
         return shown
 
     async def status(self) -> dict[str, Any]:
@@ -458,6 +417,3 @@ def _cost(counts: Any) -> dict[str, Any]:
         "failures": counts.failures,
         "seconds": round(counts.seconds, 3),
     }
-
-
-__all__ = ["FactTokens", "MemoryService", "Prepared", "Report"]

@@ -10,7 +10,7 @@ import pytest
 from locomo.dataset import Category, demo_conversation_path, load
 
 ROOT = Path(__file__).resolve().parents[1]
-SCRIPTS = ("scripts/setup", "scripts/test", "scripts/check", "scripts/get_models", ".ci/run")
+SCRIPTS = ("scripts/setup", "scripts/demo", "scripts/test", "scripts/check", "scripts/get_models", ".ci/run")
 
 
 def parse_date(text: str) -> datetime.datetime:

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from memstore import Encoding, Fact, FactId, KVBlobs, MemStore, OwnerId
+from memstore import Encoding, Fact, FactId, KVBlobs, MemStore, MemStoreError, OwnerId
 from sgl_stateful.directive import Capture, CaptureItem, Span
 from sgl_stateful.engine_port import EnginePort
 
@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 _PAGE = 1000  # facts read from the store at once
 _ATTEMPTS = 3
+_RETRY_AFTER_S = 30.0  # how long facts that could not be encoded are left alone, whoever asks for them
+_STORE_RETRY_S = 1.0
 
 
 @dataclass(slots=True)
@@ -46,6 +48,8 @@ class _OwnerWork:
     missing: dict[str, set[FactId]] | None = None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     attempts: int = 0
+    generation: int = 0  # grows with every notification, so that a plan that was made before one is made again
+    given_up_at: float = 0.0
 
     @property
     def is_open(self) -> bool:
@@ -96,10 +100,17 @@ class Encoder:
     # ---- what callers use ----
 
     def notify(self, owner: str) -> None:
-        """The owner's facts changed, or an encoding of theirs was lost."""
+        """The owner's facts changed: look at them, however often that failed before."""
         work = self._owners.setdefault(owner, _OwnerWork())
         work.missing, work.attempts = None, 0
+        work.generation += 1
         self._wake.set()
+
+    def report_missing(self, owner: str) -> None:
+        """A request met a fact without KV: look at the owner, unless that is under way or has just been given up."""
+        work = self._owners.get(owner)
+        if work is None or (work.attempts >= _ATTEMPTS and time.monotonic() - work.given_up_at > _RETRY_AFTER_S):
+            self.notify(owner)
 
     async def wait_for(self, owner: str, fact_ids: Sequence[FactId], *, timeout_s: float) -> list[FactId]:
         """Look at the owner, and wait until the facts have KV under every policy.
@@ -130,7 +141,7 @@ class Encoder:
 
     async def run(self) -> None:
         """Encode what is missing, until the server shuts down; cancel to stop."""
-        for owner in await asyncio.to_thread(self._store.owners):
+        for owner in await self._all_owners():
             self.notify(owner)
         while not self._engine.is_closing():
             todo = [name for name, work in self._owners.items() if work.is_open]
@@ -148,31 +159,42 @@ class Encoder:
                     logger.exception("encoding facts failed; they are served as text until it succeeds")
                     self._fail(name)
 
+    async def _all_owners(self) -> Sequence[str]:
+        while True:
+            try:
+                return await asyncio.to_thread(self._store.owners)
+            except MemStoreError:
+                logger.exception("the store did not list its owners; trying again")
+                await asyncio.sleep(_STORE_RETRY_S)
+
     def _fail(self, owner: str) -> None:
         work = self._owners[owner]
         work.attempts += 1
+        work.given_up_at = time.monotonic()
         work.changed.set()
 
     # ---- one owner ----
 
     async def _encode_owner(self, owner: str) -> None:
         work = self._owners[owner]
+        generation = work.generation
         plans: dict[str, list[EncodeJob]] = {}
         missing: dict[str, set[FactId]] = {}
         for policy in self._policies:
             jobs = await asyncio.to_thread(self._plan, owner, policy)
             plans[policy.name] = jobs
             missing[policy.name] = {fact.id for job in jobs for fact in job.facts}
+        if work.generation != generation:  # facts changed while this was planned
+            return
         work.missing = missing
         work.changed.set()
         before = sum(c.failures for c in self.counts.values())
         for name, jobs in plans.items():
             await self._run_jobs(owner, name, jobs)
-            if work.missing is not missing:  # notified meanwhile: plan again
+            if work.generation != generation:
                 return
         if sum(c.failures for c in self.counts.values()) > before:
-            work.attempts += 1
-            work.changed.set()
+            self._fail(owner)
             if work.attempts < _ATTEMPTS:
                 work.missing = None
         elif not any(missing.values()):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import logging
 from typing import Any
 
 from sglang.srt.managers import io_struct, scheduler, tokenizer_control_mixin
 from sglang.srt.managers.io_struct import BaseReq
 
 from .prefix_cache import StatefulRadixCache
+
+logger = logging.getLogger(__name__)
 
 COMMUNICATOR = "sgl_stateful"
 
@@ -39,21 +42,29 @@ class StatefulScheduler(scheduler.Scheduler):
         cache = self.tree_cache
         if not isinstance(cache, StatefulRadixCache):
             return StatefulControlReqOutput(payload=json.dumps({"error": "--radix-cache-backend is not 'stateful'"}))
-        body: dict[str, Any] = json.loads(request.payload)
-        match request.op:
+        try:
+            answer = self._stateful_control(cache, request.op, json.loads(request.payload))
+        except Exception as error:
+            # An exception here would end the scheduler.
+            logger.exception("control call %s failed", request.op)
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        return StatefulControlReqOutput(payload=json.dumps(answer))
+
+    @staticmethod
+    def _stateful_control(cache: StatefulRadixCache, op: str, body: dict[str, Any]) -> dict[str, Any]:
+        match op:
             case "describe":
-                answer = dict(cache.description)
+                return dict(cache.description)
             case "stats":
-                answer = {} if cache.facts is None else dict(cache.facts.stats())
+                return {} if cache.facts is None else dict(cache.facts.stats())
             case "drop":
-                answer = {"dropped": 0 if cache.facts is None else cache.facts.drop(body["encoding_ids"])}
+                return {"dropped": 0 if cache.facts is None else cache.facts.drop(body["encoding_ids"])}
             case "fence":
                 if cache.facts is not None:
                     cache.facts.fence(body["fingerprint"])
-                answer = {}
-            case op:
-                answer = {"error": f"unknown control call {op!r}"}
-        return StatefulControlReqOutput(payload=json.dumps(answer))
+                return {}
+            case _:
+                return {"error": f"unknown control call {op!r}"}
 
 
 def register_control_types() -> None:

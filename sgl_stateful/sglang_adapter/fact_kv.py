@@ -42,7 +42,7 @@ class FactKV:
         self._fence: str | None = None
         self._is_fenced = False  # until weights change for the first time there is nothing to tell apart
         self._probes: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
-        self._counts = {"captured": 0, "spliced_facts": 0, "spliced_tokens": 0, "corrupt": 0, "failures": 0}
+        self._counts = {"captured": 0, "spliced_tokens": 0, "corrupt": 0, "failures": 0}
 
     # ---- splice ----
 
@@ -101,6 +101,7 @@ class FactKV:
         token_ids: array[int],
         keep: frozenset[EncodingId],
     ) -> torch.Tensor | None:
+        self.pool.order_after_forward()  # an earlier splice may still read the rows that are reused
         try:
             return self.arena.put(encoding_id, keys, values, token_ids=token_ids, keep=keep)
         except ArenaFullError as full:
@@ -141,7 +142,10 @@ class FactKV:
         described = dict(item.encoding)
         described["saw"] = tuple((FactId(fact_id), version) for fact_id, version in described["saw"])
         described["token_ids"] = tuple(token_ids)
-        self._blobs.put(Encoding(**described), keys, values)
+        if not self.accepts(described["fingerprint"]):
+            raise RuntimeError("weights have changed since this fact was to be encoded")
+        if not self._blobs.put(Encoding(**described), keys, values):
+            raise RuntimeError("a newer version of this fact has been encoded meanwhile")
         self._counts["captured"] += 1
         if self.arena.fits_free(len(span)):
             self._admit(span.encoding_id, keys, values, token_ids, frozenset())
@@ -156,6 +160,7 @@ class FactKV:
     def clear_arena(self) -> None:
         """Forget every fact in the arena."""
         self.arena.clear()
+        self._probes.clear()
 
     def count_failure(self) -> None:
         """A splice or capture raised; the request was served without it."""

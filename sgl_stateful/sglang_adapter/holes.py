@@ -22,6 +22,7 @@ from sgl_stateful.directive import Span
 
 logger = logging.getLogger(__name__)
 
+MAX_TOKENS = 2048  # of one forward of holes, and of the holes of one request
 HOLES = "_sgl_stateful_holes"  # attribute of a request: its runs, until they have been computed
 
 
@@ -57,9 +58,9 @@ def around_forward(original: Callable[..., Any], worker: Any, batch: Any = None,
 
 def _compute(runner: Any, batch: Any, jobs: Sequence[tuple[int, Run]]) -> None:
     # Attention backends size their buffers by the number of rows there can be; left to right, splitting is exact.
-    limit = max(int(runner.req_to_token_pool.size), 1)
-    for at in range(0, len(jobs), limit):
-        part = jobs[at : at + limit]
+    at = 0
+    while at < len(jobs):
+        part = _next_part(jobs[at:], max_runs=max(int(runner.req_to_token_pool.size), 1))
         try:
             forward_batch = ForwardBatch.init_new(
                 _pseudo_batch(runner, batch, part),
@@ -78,6 +79,17 @@ def _compute(runner: Any, batch: Any, jobs: Sequence[tuple[int, Run]]) -> None:
                     HTTPStatus.INTERNAL_SERVER_ERROR,
                 )
             return
+        at += len(part)
+
+
+def _next_part(jobs: Sequence[tuple[int, Run]], *, max_runs: int) -> Sequence[tuple[int, Run]]:
+    """The first jobs that go into one forward: at least one, and no more tokens than a chunk of prefill."""
+    tokens = 0
+    for count, (_, run) in enumerate(jobs):
+        tokens += run.end - run.start
+        if count == max_runs or (count and tokens > MAX_TOKENS):
+            return jobs[:count]
+    return jobs
 
 
 def _pseudo_batch(runner: Any, batch: Any, jobs: Sequence[tuple[int, Run]]) -> Any:

@@ -1,6 +1,6 @@
 """Where sgl-stateful hangs in SGLang: one place that lists every hook.
 
-SGLang logs a hook that fails to apply and goes on; ``selfcheck`` and ``require_hooks`` look for each instead.
+SGLang logs a hook that fails to apply and goes on; ``selfcheck`` looks for each instead, in every process.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from sgl_stateful.settings import StatefulSettings
 
 from . import chat, holes, requests
 from .attach import create_stateful_cache
-from .control import StatefulScheduler, register_control_types
+from .control import StatefulControlReqInput, StatefulScheduler, register_control_types
 from .engine import SGLangEngine
+from .selfcheck import check_hooks
 
 logger = logging.getLogger(__name__)
 
@@ -61,19 +62,6 @@ def register_hooks() -> None:
     )
 
 
-def require_hooks() -> None:
-    """Refuse to serve where one of the HTTP process's hooks is not in place.
-
-    Raises
-    ------
-    IncompatibleServer
-        Naming the hook.
-    """
-    missing = sorted(set(HookRegistry._hooks) - HookRegistry._patched)
-    if missing:
-        raise IncompatibleServer(f"SGLang did not apply these hooks: {', '.join(missing)}")
-
-
 def around_is_request_level(original: Callable[..., bool], streamer: Any, key: str) -> bool:
     """AROUND ``is_request_level_customized_info_key``: our report belongs to the request, not to one of its tokens."""
     return key == DIRECTIVE_KEY or original(streamer, key)
@@ -83,7 +71,7 @@ def after_manager_init(_: None, manager: Any, server_args: Any, *args: Any, **kw
     """AFTER ``TokenizerManager.__init__``: open the memory where this server has one."""
     if server_args.radix_cache_backend != BACKEND:
         return
-    require_hooks()
+    check_hooks(StatefulScheduler, StatefulControlReqInput)
     settings = StatefulSettings()
     if settings.memory is None:
         return

@@ -64,7 +64,7 @@ class KVPool:
         -------
         Two CPU tensors ``[num_layers, num_tokens, num_kv_heads, head_dim]`` in the pool's dtype.
         """
-        self._order_after_forward()
+        self.order_after_forward()
         slots = slots.long()
         keys = torch.stack([pool[slots] for pool in self.k_pools])
         values = torch.stack([pool[slots] for pool in self.v_pools])
@@ -74,7 +74,7 @@ class KVPool:
 
     def read_layer(self, slots: torch.Tensor, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys as served (rotated) and values ``[num_tokens, num_kv_heads, head_dim]`` of one layer, on the CPU."""
-        self._order_after_forward()
+        self.order_after_forward()
         slots = slots.long()
         return self.k_pools[layer][slots].cpu(), self.v_pools[layer][slots].cpu()
 
@@ -104,7 +104,8 @@ class KVPool:
             is_neox=self.rope.is_neox,
         )
 
-    def _order_after_forward(self) -> None:
+    def order_after_forward(self) -> None:
+        """What this stream does next begins when the forwards launched so far have read and written."""
         if self.forward_stream is not None and self.device.type != "cpu":
             torch.get_device_module(self.device).current_stream().wait_stream(self.forward_stream)
 

@@ -36,7 +36,7 @@ from sgl_stateful.directive import DIRECTIVE_KEY, Capture, KeepProbe, Splice, pa
 from sgl_stateful.splice import virtual_ids
 
 from .fact_kv import FactKV, FactPart
-from .holes import HOLES, holes_of
+from .holes import HOLES, MAX_TOKENS, holes_of
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +51,9 @@ class RequestState:
     spliced_tokens: int = 0
     splice_ms: float = 0.0
     private_slots: torch.Tensor | None = None  # [e - p] int64, until the row of the request holds them
+    computed_tokens: int = 0  # in holes between the facts
+    failed: str | None = None  # loading failed: exact from here on, until the request is released
+    virtual: array[int] | None = None  # ids of [first span's start, last span's end), made once; holes hold 0
 
     def tell(self, req: Any, more: Mapping[str, Any] | None = None) -> None:
         """Attach what was decided to the request's first reply."""
@@ -61,6 +64,7 @@ class RequestState:
             "tier": tier,
             "reason": self.reason,
             "spliced_tokens": self.spliced_tokens,
+            "computed_tokens": self.computed_tokens,
             "splice_ms": self.splice_ms,
             **(more or {}),
         }
@@ -71,7 +75,6 @@ class StatefulRadixCache(UnifiedRadixCache):
     """SGLang's radix cache, with facts spliced in through its load-back door."""
 
     facts: FactKV | None = None  # None: this server has no memory
-    max_hole_tokens = 2048  # more text than that around the facts goes through SGLang's own chunked prefill
     description: Mapping[str, Any]  # of model and pool, for the HTTP process
     _active: Any = None  # the request whose checkpoint is in flight: its inserts use its key
     _loading_private = False
@@ -86,16 +89,28 @@ class StatefulRadixCache(UnifiedRadixCache):
     def _state(self, req: Any) -> RequestState:
         state: RequestState | None = req.__dict__.get("_sgl_stateful")
         if state is None:
-            state = RequestState(parse_directive(req.sampling_params.custom_params))
+            try:
+                state = RequestState(parse_directive(req.sampling_params.custom_params))
+            except Exception:
+                # The HTTP process writes directives and refuses those of callers; a bad one is served as plain text.
+                logger.exception("request %s carries a directive that cannot be read; it is ignored", req.rid)
+                state = RequestState(None)
             req._sgl_stateful = state
         return state
 
-    def _virtual_key(self, key: RadixKey, splice: Splice) -> RadixKey:
+    @staticmethod
+    def _virtual_key(key: RadixKey, state: RequestState, splice: Splice) -> RadixKey:
+        if state.virtual is None:
+            state.virtual = array("q", bytes(8 * (splice.end - splice.start)))
+            for span in splice.spans:
+                at = span.start - splice.start
+                state.virtual[at : at + len(span)] = virtual_ids(span.encoding_id, len(span))
         ids = array("q", key.token_ids)
         for span in splice.spans:
             if span.start >= len(ids):
                 break
-            ids[span.start : span.end] = virtual_ids(span.encoding_id, len(span))[: len(ids) - span.start]
+            end = min(span.end, len(ids))
+            ids[span.start : end] = state.virtual[span.start - splice.start : end - splice.start]
         return RadixKey(ids, key.extra_key, key.is_bigram, key.limit, key.cache_salt)
 
     def insert(self, params: InsertParams) -> InsertResult:
@@ -103,7 +118,7 @@ class StatefulRadixCache(UnifiedRadixCache):
         if self._active is not None:
             state = self._state(self._active)
             if isinstance(state.directive, Splice) and not state.exact:
-                params = replace(params, key=self._virtual_key(params.key, state.directive))
+                params = replace(params, key=self._virtual_key(params.key, state, state.directive))
         return super().insert(params)
 
     # ---- admission ----
@@ -119,10 +134,12 @@ class StatefulRadixCache(UnifiedRadixCache):
             return super().match_prefix(params)
         splice = state.directive
         if req.kv.holds_kv:  # decided at admission; a later chunk keeps the key it has
-            return super().match_prefix(params if state.exact else self._spliced(params, splice))
+            return super().match_prefix(params if state.exact else self._spliced(params, state, splice))
         exact = super().match_prefix(params)
         try:
-            match, reason = self._match_spliced(self.facts, params, splice, exact)
+            match, reason = exact, state.failed
+            if reason is None:
+                match, reason = self._match_spliced(self.facts, params, state, splice, exact)
         except Exception:
             # The serving boundary: an exception here would end the scheduler.
             logger.exception("matching failed for request %s; prefilling it exactly", req.rid)
@@ -133,28 +150,30 @@ class StatefulRadixCache(UnifiedRadixCache):
         return match
 
     def _match_spliced(
-        self, facts: FactKV, params: MatchPrefixParams, splice: Splice, exact: MatchResult
+        self, facts: FactKV, params: MatchPrefixParams, state: RequestState, splice: Splice, exact: MatchResult
     ) -> tuple[MatchResult, str | None]:
         """The match under the spliced key, or the exact one and the reason for it."""
         end = self._page_floor(splice.end)
         if exact.device_prefix_len >= end:
             return exact, "exact_prefix_cached"
+        if end <= splice.start:
+            return exact, "shorter_than_a_page"
         if not facts.accepts(splice.fingerprint):
             return exact, "weights_changed"
         if missing := facts.missing([span.encoding_id for span in splice.spans]):
             return exact, f"not_encoded:{len(missing)}"
         if end > len(params.key):  # the caller wants log probabilities of tokens inside the block
             return exact, "prompt_logprobs"
-        match = super().match_prefix(self._spliced(params, splice))
+        match = super().match_prefix(self._spliced(params, state, splice))
         hole_tokens = sum(run.end - run.start for run in holes_of(splice.spans, match.device_prefix_len, end))
-        if hole_tokens > self.max_hole_tokens:
+        if hole_tokens > MAX_TOKENS:  # SGLang's own prefill does that in chunks
             return exact, f"uncached_text_too_long:{hole_tokens}"
         if match.device_prefix_len < end:
             match = match._replace(host_hit_length=end - match.device_prefix_len)
         return match, None
 
-    def _spliced(self, params: MatchPrefixParams, splice: Splice) -> MatchPrefixParams:
-        return replace(params, key=self._virtual_key(params.key, splice))
+    def _spliced(self, params: MatchPrefixParams, state: RequestState, splice: Splice) -> MatchPrefixParams:
+        return replace(params, key=self._virtual_key(params.key, state, splice))
 
     def _page_floor(self, position: int) -> int:
         return position // self.page_size * self.page_size
@@ -174,9 +193,13 @@ class StatefulRadixCache(UnifiedRadixCache):
             self.facts.count_failure()
             loaded = 0
             state.reason = state.reason or "splice_failed"
-        state.exact = loaded == 0
+        if loaded == 0:
+            state.exact, state.failed = True, state.reason
         state.tell(req)
         self._loading_private = loaded > 0
+        if loaded == 0 and req.prefix_len > state.directive.start:
+            # The prefix that was matched is spliced KV, which an exact request must not build on: match again.
+            return None
         return loaded, req.last_node
 
     def _load_facts(self, facts: FactKV, req: Any, state: RequestState, splice: Splice) -> int:
@@ -217,6 +240,7 @@ class StatefulRadixCache(UnifiedRadixCache):
         if holes:
             setattr(req, HOLES, holes)
         state.private_slots, state.spliced_tokens = slots, len(rows)
+        state.computed_tokens = end - start - len(rows)
         state.splice_ms = 1e3 * (time.perf_counter() - started)
         return end - start
 
@@ -266,8 +290,7 @@ class StatefulRadixCache(UnifiedRadixCache):
     def on_release(self, req: Any, *, checkpointed: bool) -> None:
         """Forget the decision: a retracted request decides anew."""
         super().on_release(req, checkpointed=checkpointed)
-        state = self._state(req)
-        state.private_slots, state.exact = None, True
+        req.__dict__.pop("_sgl_stateful", None)
         req.__dict__.pop(HOLES, None)
 
     def reset(self) -> None:

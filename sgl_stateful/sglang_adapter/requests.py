@@ -16,7 +16,8 @@ from sglang.srt.managers.io_struct import GenerateReqInput
 from sgl_stateful.directive import DIRECTIVE_KEY, dump_directive
 from sgl_stateful.errors import BadMemoryRequest, MemoryDisabled
 from sgl_stateful.params import MEMORY_KEY, MemoryParams, parse_memory_params
-from sgl_stateful.service import MemoryService, Prepared, Report
+from sgl_stateful.report import Report
+from sgl_stateful.service import MemoryService, Prepared
 
 from .engine import INTERNAL, SGLangEngine, scheduler_report
 
@@ -115,6 +116,8 @@ async def prepare_request(tokenizer_manager: Any, request: GenerateReqInput) -> 
         All of them become HTTP 400.
     """
     sampling = request.sampling_params
+    if isinstance(sampling, list) and len(sampling) == 1 and isinstance(request.text, str):
+        sampling = request.sampling_params = sampling[0]
     per_prompt = sampling if isinstance(sampling, list) else [sampling]
     wanted = [parse_memory_params((s or {}).get("custom_params")) for s in per_prompt]
     if not any(wanted):
@@ -162,7 +165,7 @@ async def around_generate_request(
         await prepare_request(tokenizer_manager, request)
     reports: list[Report] = getattr(request, REPORTS, [])
     engine: SGLangEngine | None = getattr(tokenizer_manager, ENGINE, None)
-    collector = _Collector(service_of(tokenizer_manager), reports)
+    collector = _Collector(service_of(tokenizer_manager), reports, samples=_samples(request))
     setattr(request, SHOWN, collector.shown)
     if engine is not None:
         engine.foreground += 1
@@ -177,12 +180,19 @@ async def around_generate_request(
             engine.foreground -= 1
 
 
+def _samples(request: GenerateReqInput) -> int:
+    sampling = request.sampling_params
+    first = sampling[0] if isinstance(sampling, list) and sampling else sampling
+    return max(int((first or {}).get("n") or 1), 1) if isinstance(first, dict) or first is None else 1
+
+
 class _Collector:
     """Joins the two halves of each report: retrieval from here, splice from the scheduler."""
 
-    def __init__(self, service: MemoryService | None, reports: list[Report]) -> None:
+    def __init__(self, service: MemoryService | None, reports: list[Report], *, samples: int) -> None:
         self._service = service
         self._reports = reports
+        self._samples = samples  # answers to each prompt, which follow one another
         self._scheduler: dict[int, dict[str, Any]] = {}
         self.shown: dict[int, dict[str, Any]] = {}
 
@@ -194,11 +204,12 @@ class _Collector:
             self._scheduler[index] = found
         if not self._reports or self._service is None or not meta.get("finish_reason"):
             return
-        report = self._reports[index % len(self._reports)]
+        prompt = min(index // self._samples, len(self._reports) - 1)
+        report = self._reports[prompt]
         meta[MEMORY_KEY] = self._service.finish(
             report,
             self._scheduler.get(index),
             prompt_tokens=meta["prompt_tokens"],
             cached_tokens=meta["cached_tokens"],
         )
-        self.shown[index % len(self._reports)] = meta[MEMORY_KEY]
+        self.shown[prompt] = meta[MEMORY_KEY]

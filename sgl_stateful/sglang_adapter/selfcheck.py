@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import sglang
 import torch
 from sglang.srt.managers import io_struct, scheduler
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+from sglang.srt.plugins.hook_registry import HookRegistry
 
 from sgl_stateful.errors import IncompatibleServer
 
@@ -31,7 +33,9 @@ def check_sglang_version() -> None:
 
 
 def check_hooks(scheduler_class: type, message_class: type) -> None:
-    """Refuse to start where SGLang dropped a hook of ours."""
+    """Refuse to start where SGLang dropped a hook of ours in this process."""
+    if missing := sorted(set(HookRegistry._hooks) - HookRegistry._patched):
+        raise IncompatibleServer(f"SGLang did not apply these hooks: {', '.join(missing)}")
     if not issubclass(scheduler.Scheduler, scheduler_class):
         raise IncompatibleServer("SGLang's Scheduler was not replaced by sgl-stateful's; another plugin replaces it")
     if message_class not in io_struct._all_types:
@@ -47,7 +51,13 @@ def check_flags(server_args: Any) -> None:
         "--speculative-algorithm": server_args.speculative_algorithm,
         "--disable-radix-cache": server_args.disable_radix_cache,
         "--enable-dp-attention": server_args.enable_dp_attention,
+        "--tp-size": server_args.tp_size > 1,  # each rank would decide alone what to splice
         "--pp-size": server_args.pp_size > 1,
+        "--enable-mixed-chunk": server_args.enable_mixed_chunk,
+        "--attention-backend flashinfer without SGLANG_FLASHINFER_USE_PAGED=1": (
+            "flashinfer" in (server_args.attention_backend, server_args.prefill_attention_backend)
+            and os.environ.get("SGLANG_FLASHINFER_USE_PAGED") != "1"  # else it writes K and V after attention
+        ),
         "--dp-size": server_args.dp_size > 1,
         "--tokenizer-worker-num": server_args.tokenizer_worker_num > 1,
         "--enable-unified-memory": getattr(server_args, "enable_unified_memory", False),

@@ -108,14 +108,16 @@ class FactArena:
         Raises
         ------
         ArenaFullError
-            The fact does not fit beside ``keep``; nothing has been dropped for it in vain but unused facts.
+            The fact does not fit beside ``keep``; nothing was dropped for it.
         """
         num_tokens = keys.shape[1]
         self.drop(encoding_id)
-        if not self._make_room(num_tokens, keep):
+        kept = sum(len(rows) for name, rows in self._rows.items() if name in keep)
+        if num_tokens > self.capacity_tokens - kept:
             raise ArenaFullError(
                 f"{num_tokens} tokens do not fit: {self.free_tokens} of {self.capacity_tokens} are free"
             )
+        self._make_room(num_tokens, keep)
         rows = self._take(num_tokens)
         self.keys[:, rows] = keys.to(self.keys)
         self.values[:, rows] = values.to(self.values)
@@ -160,14 +162,10 @@ class FactArena:
             evictions=self._evictions,
         )
 
-    def _make_room(self, num_tokens: int, keep: frozenset[EncodingId]) -> bool:
+    def _make_room(self, num_tokens: int, keep: frozenset[EncodingId]) -> None:
         while self.free_tokens < num_tokens:
-            victim = next((e for e in self._rows if e not in keep), None)
-            if victim is None:
-                return False
-            self.drop(victim)
+            self.drop(next(e for e in self._rows if e not in keep))
             self._evictions += 1
-        return True
 
     def _take(self, num_tokens: int) -> torch.Tensor:
         """Take rows: one run where a run is long enough, else the first runs that add up."""

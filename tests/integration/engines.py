@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class RunningServer:
-    """The shared fp32 server: window:16 is exact for the first facts of a stream, anchor:4 is the default."""
+    """The shared fp32 server: window:16 is exact for the first facts of a stream, ladder:0+4 is the default."""
 
     url: str
     memory: Path

@@ -168,6 +168,31 @@ def test_other_token_ids_than_the_encoding_s_are_never_spliced(engine: RunningEn
     assert max_difference(found, prompt.prefill(ids, "exact")) <= 1e-4
 
 
+def test_a_load_that_fails_behind_a_spliced_prefix_leaves_no_trace(engine: RunningEngine) -> None:
+    """Three facts are spliced and cached; a fourth whose tokens do not fit its encoding must not build on them."""
+    prompt = Prompt(engine, "partial", _FACTS[:5])
+    encoded = Prompt(engine, "partial", list(reversed(_FACTS[:5])))
+    encoded.capture()
+    by_text = dict(zip(reversed(_FACTS[:5]), encoded.spans, strict=True))
+    spans = [
+        Span(by_text[text].encoding_id, span.start, span.end)
+        for text, span in zip(_FACTS[:5], prompt.spans, strict=True)
+    ]
+    three = [*prompt.ids[: spans[2].end], *prompt.codec.encode_text(_QUESTION)]
+    assert prompt.prefill(three, "same", Splice(tuple(spans[:3]))).scheduler["tier"] == "spliced"
+    ids = list(prompt.ids)
+    ids[spans[3].start + 1] += 1  # the fourth fact's encoding is of other tokens: loading it fails
+    failed = prompt.prefill(ids, "same", Splice(tuple(spans)))
+    assert (failed.scheduler["tier"], failed.scheduler["reason"]) == ("text", "facts_lost")
+    exact = prompt.prefill(ids, "cold")
+    assert max_difference(failed, exact) <= 1e-4
+    plain = prompt.prefill(ids, "same")
+    assert plain.cached_tokens == len(ids) - 1  # what was prefilled exactly is found under its real ids
+    assert max_difference(plain, exact) <= 1e-4
+    engine.engine.flush_cache()  # refused, or fatal, where a slot has two owners
+    assert max_difference(prompt.prefill(ids, "same"), exact) <= 1e-4
+
+
 def test_memory_in_the_engine_s_own_api(engine: RunningEngine) -> None:
     service = engine.service
     engine.run(service.start())

@@ -160,6 +160,14 @@ def test_generate_takes_a_marker_ids_and_batches(http: httpx.Client, owner: str)
     assert one["meta_info"]["memory"]["tier"] == "spliced"
     batch = http.post("/generate", json={"text": ["{{memory}}A", "{{memory}}B"], "sampling_params": sampling}).json()
     assert [item["meta_info"]["memory"]["owner"] for item in batch] == [owner, owner]
+    two = http.post(
+        "/generate",
+        json={
+            "text": ["{{memory}}A", "{{memory}}B"],
+            "sampling_params": [{**sampling, "n": 2, "custom_params": {"memory": {**memory, "k": k}}} for k in (1, 3)],
+        },
+    ).json()
+    assert [len(item["meta_info"]["memory"]["facts"]) for item in two] == [1, 1, 3, 3]
     ids = {"input_ids": [504, 284], "sampling_params": {**sampling, "n": 2}}
     both = http.post("/generate", json=ids).json()
     assert len(both) == 2
@@ -214,6 +222,9 @@ def test_owners_never_see_each_other(http: httpx.Client, owner: str) -> None:
     add_turns(http, other)
     mine = {fact["id"] for fact in chat(http, "greyhound", owner=owner, k=8)["memory"]["facts"]}
     theirs = {fact["id"] for fact in chat(http, "greyhound", owner=other, k=8)["memory"]["facts"]}
+    for name in (owner, other):  # one and the same prompt: its KV is cached for each owner alone
+        first = chat(http, f"The same words for both. {owner}", owner=name, k=0)["memory"]["tokens"]
+        assert first["cached"] <= first["prompt"] // 2
     assert len(mine) == len(theirs) == 8
     assert not mine & theirs
     some = next(iter(mine))

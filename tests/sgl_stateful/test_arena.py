@@ -62,13 +62,14 @@ class ArenaMachine(RuleBasedStateMachine):
         self.made += 1
         k, v = content(self.made, tokens)
         self.model.pop(name, None)
-        while self.model_free() < tokens and (victim := next((n for n in self.model if n not in keep), None)):
-            del self.model[victim]
-            self.evicted += 1
-        if self.model_free() < tokens:
+        evictable = sum(k.shape[1] for n, (k, _) in self.model.items() if n not in keep)
+        if self.model_free() + evictable < tokens:  # then nothing is dropped in vain
             with pytest.raises(ArenaFullError, match=f"{tokens} tokens do not fit"):
                 self.arena.put(name, k, v, token_ids=array("q", range(tokens)), keep=keep)
             return
+        while self.model_free() < tokens:
+            del self.model[next(n for n in self.model if n not in keep)]
+            self.evicted += 1
         rows = self.arena.put(name, k, v, token_ids=array("q", range(tokens)), keep=keep)
         # Its own rows count as free: the longest run that there was before is the one that it could have had.
         run_there_was = self.longest_free_run_before(rows)

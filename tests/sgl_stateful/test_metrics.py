@@ -10,6 +10,7 @@ def shown(tier: str, *, requested: str = "splice", reason: str | None = None, ca
         "tier": tier,
         "requested_mode": requested,
         "reason": reason,
+        "degraded": False,
         "tokens": {"prompt": 20, "cached": cached, "spliced": 7, "prefilled": 10},
         "ms": {"retrieve": 4.0, "assemble": 0.2, "splice": 30.0},
     }

@@ -87,6 +87,10 @@ def flags(**changed: Any) -> SimpleNamespace:
         "speculative_algorithm": None,
         "disable_radix_cache": False,
         "enable_dp_attention": False,
+        "tp_size": 1,
+        "enable_mixed_chunk": False,
+        "attention_backend": None,
+        "prefill_attention_backend": None,
         "pp_size": 1,
         "dp_size": 1,
         "tokenizer_worker_num": 1,
@@ -109,6 +113,8 @@ def test_plain_flags_are_served() -> None:
         ("speculative_algorithm", "EAGLE"),
         ("disable_radix_cache", True),
         ("enable_dp_attention", True),
+        ("tp_size", 2),
+        ("enable_mixed_chunk", True),
         ("pp_size", 2),
         ("dp_size", 2),
         ("tokenizer_worker_num", 2),
@@ -120,3 +126,10 @@ def test_plain_flags_are_served() -> None:
 def test_a_flag_that_cannot_be_served_is_named(name: str, value: Any) -> None:
     with pytest.raises(IncompatibleServer, match=f"--{name.replace('_', '-')} cannot be combined"):
         check_flags(flags(**{name: value}))
+
+
+def test_flashinfer_is_served_only_where_it_writes_before_it_attends(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(IncompatibleServer, match="SGLANG_FLASHINFER_USE_PAGED"):
+        check_flags(flags(attention_backend="flashinfer"))
+    monkeypatch.setenv("SGLANG_FLASHINFER_USE_PAGED", "1")
+    check_flags(flags(attention_backend="flashinfer"))

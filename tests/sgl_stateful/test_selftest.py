@@ -11,6 +11,7 @@ from words import ByteTokenizer
 from sgl_stateful.directive import Capture, Directive, KeepProbe, Splice
 from sgl_stateful.encoding.codec import FactCodec
 from sgl_stateful.engine_port import PrefillResult
+from sgl_stateful.errors import UnverifiedSplice
 from sgl_stateful.selftest import kl_divergence, run_self_test
 
 CONTEXT = tuple(b"<user>\n")
@@ -143,6 +144,6 @@ async def test_facts_are_spliced_elsewhere_than_they_were_captured_and_leave_the
 @pytest.mark.anyio
 @pytest.mark.parametrize("answer", [{}, {"spliced_tokens": 0, "reason": "facts_lost"}, {"spliced_tokens": 9}])
 async def test_a_scheduler_that_did_not_splice_is_quoted(answer: dict[str, Any]) -> None:
-    with pytest.raises(RuntimeError, match="did not splice the self-test's facts") as raised:
+    with pytest.raises(UnverifiedSplice, match="did not splice the self-test's facts") as raised:
         await run(ProbedEngine(answer))
     assert repr(answer) in str(raised.value)

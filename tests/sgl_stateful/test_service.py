@@ -11,7 +11,8 @@ from sgl_stateful.directive import Capture, Splice
 from sgl_stateful.errors import BadMemoryRequest, UnverifiedSplice
 from sgl_stateful.params import MemoryParams
 from sgl_stateful.prompt import render_fact
-from sgl_stateful.service import MemoryService, Prepared, Report
+from sgl_stateful.report import Report
+from sgl_stateful.service import MemoryService, Prepared
 
 pytestmark = pytest.mark.anyio
 
@@ -246,12 +247,18 @@ async def test_the_schedulers_reason_comes_before_ours() -> None:
 
 async def test_a_failed_self_test_refuses_to_start(make_service: Make, engine: MemoryEngine) -> None:
     service = make_service(self_test=True)
-    with pytest.raises(RuntimeError, match="did not splice"):  # this engine does not splice at all
+    with pytest.raises(UnverifiedSplice, match="did not splice"):  # this engine does not splice at all
         await service.start()
     assert service.codec is None
     with pytest.raises(BadMemoryRequest, match="still starting"):
         prepare(service)
-    assert issubclass(UnverifiedSplice, Exception)
+
+
+async def test_a_failed_self_test_is_served_where_the_settings_say_so(make_service: Make) -> None:
+    service = make_service(self_test=True, allow_unverified_splice=True)
+    await service.start()
+    assert service.codec is not None
+    assert service.verdict is None or not service.verdict.passed
 
 
 async def test_facts_that_are_too_long_are_refused_by_position(make_service: Make) -> None:
