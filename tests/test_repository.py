@@ -32,7 +32,7 @@ def test_scripts_are_executable_bash(script: str) -> None:
 
 def test_the_readme_names_the_two_commands() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert "scripts/setup" in readme
+    assert "scripts/test" in readme
     assert "scripts/demo" in readme
 
 

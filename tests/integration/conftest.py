@@ -15,6 +15,7 @@ from locomo.server import ServerProcess
 from sgl_stateful.model_files import default_model_dir
 
 POOL_TOKENS = 6000
+PAGE_SIZE = int(os.environ.get("TEST_PAGE_SIZE", "1"))  # of the engine; the server has pages of one token
 SERVER_FLAGS = ("--dtype", "float32", "--enable-metrics", "--max-total-tokens", str(POOL_TOKENS), "--arena-mib", "512")
 
 
@@ -50,6 +51,7 @@ def engine(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
             model_path=str(model_dir),
             dtype="float32",
             max_total_tokens=POOL_TOKENS,
+            page_size=PAGE_SIZE,
             radix_cache_backend="stateful",
             log_level="warning",
         )
@@ -58,6 +60,6 @@ def engine(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
     manager = running.tokenizer_manager
     service = service_of(manager)
-    yield RunningEngine(running, service, getattr(manager, ENGINE), running.loop.run_until_complete)
+    yield RunningEngine(running, service, getattr(manager, ENGINE), PAGE_SIZE, running.loop.run_until_complete)
     service.close()
     running.shutdown()

@@ -30,4 +30,5 @@ class RunningEngine:
     engine: Any
     service: Any
     port: Any
+    page_size: int
     run: Callable[[Coroutine[Any, Any, T]], T]
