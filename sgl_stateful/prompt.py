@@ -28,10 +28,7 @@ class Tokenizer(Protocol):
 
 
 def render_fact(fact: Fact) -> str:
-    """One line for the model: date and speaker where the fact has them.
-
-    >>> # "[8 May, 2023] Ana: I moved to Porto.\\n"
-    """
+    """One line for the model, with date and speaker where the fact has them: ``[8 May, 2023] Ana: I moved.``"""
     return render(fact.text, speaker=fact.speaker, time=fact.time)
 
 

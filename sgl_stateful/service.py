@@ -13,34 +13,23 @@ import logging
 import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from memstore import Encoding, Fact, FactId, InvalidInput, KVBlobs, MemStore, MemStoreError, NewFact, OwnerId, SearchHit
-from sgl_stateful.directive import Directive, Span, Splice
-from sgl_stateful.encoding import Ladder, policies_of
+from memstore import Fact, FactId, InvalidInput, KVBlobs, MemStore, MemStoreError, NewFact, OwnerId, SearchHit
+from sgl_stateful.encoding import policies_of
 from sgl_stateful.encoding.codec import FactCodec
 from sgl_stateful.encoding.encoder import Encoder
 from sgl_stateful.engine_port import EnginePort
 from sgl_stateful.errors import BadMemoryRequest, UnverifiedSplice
 from sgl_stateful.metrics import MemoryMetrics, process_metrics
 from sgl_stateful.params import MemoryParams
-from sgl_stateful.prompt import FactTokens, Tokenizer, assemble, order_facts, render
+from sgl_stateful.planner import Prepared, PromptPlanner
+from sgl_stateful.prompt import Tokenizer, render
 from sgl_stateful.report import Report
 from sgl_stateful.selftest import SELF_TEST_OWNER, SelfTestVerdict, run_self_test
 from sgl_stateful.settings import StatefulSettings
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A prompt that is ready for the engine."""
-
-    token_ids: list[int]
-    directive: Directive | None
-    salt: str
-    report: Report
 
 
 class MemoryService:
@@ -86,8 +75,7 @@ class MemoryService:
         self.description: dict[str, Any] = {}
         self.codec: FactCodec | None = None
         self.encoder: Encoder | None = None
-        self._header_ids: list[int] = []
-        self._footer_ids: list[int] = []
+        self._planner: PromptPlanner | None = None
 
     # ---- start-up ----
 
@@ -103,11 +91,8 @@ class MemoryService:
             if self.codec is not None:
                 return
             self.description = dict(await self._engine.control("describe"))
-            codec = self._new_codec()
-            self._header_ids = codec.encode_text(self.settings.header)
-            self._footer_ids = codec.encode_text(self.settings.footer)
             if self.settings.self_test:
-                await self._verify(codec)
+                await self._verify(self._new_codec())
             self._adopt(self._new_codec())  # not the one from before the self-test: weights may have changed since
 
     async def _verify(self, codec: FactCodec) -> None:
@@ -133,6 +118,13 @@ class MemoryService:
     def _adopt(self, codec: FactCodec) -> None:
         for task in self._tasks:
             task.cancel()
+        self._planner = PromptPlanner(
+            codec=codec,
+            blobs=self._blobs,
+            header=self.settings.header,
+            footer=self.settings.footer,
+            max_tokens=min(self._context_len, int(self.description["pool_tokens"])),
+        )
         self.codec = codec
         self.encoder = Encoder(
             store=self.store,
@@ -271,6 +263,7 @@ class MemoryService:
         BadMemoryRequest
             An unknown policy, or an owner or query that the store refuses.
         """
+        self._require_codec()
         name = params.policy or next(iter(self._ladders))
         if (ladder := self._ladders.get(name)) is None:
             known = ", ".join(self._ladders)
@@ -290,81 +283,12 @@ class MemoryService:
             report.degraded, report.reason = True, f"retrieval_failed: {type(error).__name__}"
         report.retrieve_ms = 1e3 * (time.perf_counter() - started)
         started = time.perf_counter()
-        prepared = self._assemble(params, ladder, hits, head, tail, reserve_tokens, salt, report)
+        assert self._planner is not None, "a codec without its planner"
+        prepared = self._planner.plan(
+            params, ladder, hits, head=head, tail=tail, reserve_tokens=reserve_tokens, salt=salt, report=report
+        )
         report.assemble_ms = 1e3 * (time.perf_counter() - started)
         return prepared
-
-    def _assemble(
-        self,
-        params: MemoryParams,
-        ladder: Ladder,
-        hits: Sequence[SearchHit],
-        head: Sequence[int],
-        tail: Sequence[int],
-        reserve_tokens: int,
-        salt: str,
-        report: Report,
-    ) -> Prepared:
-        codec = self._require_codec()
-        hits, report.dropped_for_length = self._fit(hits, len(head) + len(tail) + reserve_tokens)
-        tokens = [codec.encode_fact(hit.fact) for hit in hits]
-        scores = {hit.fact.id: hit.score for hit in hits}
-        ordered = order_facts(tokens, [hit.score for hit in hits], params.order)
-        encodings: dict[FactId, Encoding] = {}
-        if params.mode == "splice" and hits:
-            encodings = self._encodings(params.owner, ladder, ordered, report)
-            report.not_encoded = sum(f.fact.id not in encodings for f in ordered)
-            if report.not_encoded:
-                report.reason = f"not_encoded:{report.not_encoded}"
-        report.facts = [
-            {"id": f.fact.id, "score": round(scores[f.fact.id], 6), "encoded": f.fact.id in encodings} for f in ordered
-        ]
-        prompt = assemble(head=head, header=self._header_ids, facts=ordered, footer=self._footer_ids, tail=tail)
-        spans = tuple(
-            Span(encodings[block.fact.fact.id].id, block.start, block.end)
-            for block in prompt.blocks
-            if block.fact.fact.id in encodings
-        )
-        return Prepared(prompt.token_ids, Splice(spans, fingerprint=codec.fingerprint) if spans else None, salt, report)
-
-    def _fit(self, hits: Sequence[SearchHit], other_tokens: int) -> tuple[list[SearchHit], int]:
-        """The best facts that fit the context beside ``other_tokens``, and how many do not."""
-        codec = self._require_codec()
-        room = min(self._context_len, int(self.description["pool_tokens"])) - other_tokens
-        room -= len(self._header_ids) + len(self._footer_ids) + 1
-        kept = []
-        for hit in hits:
-            room -= len(codec.encode_fact(hit.fact).token_ids)
-            if room < 0:
-                break
-            kept.append(hit)
-        return kept, len(hits) - len(kept)
-
-    def _encodings(
-        self, owner: str, ladder: Ladder, ordered: Sequence[FactTokens], report: Report
-    ) -> dict[FactId, Encoding]:
-        """The encoding to splice for each fact, by its rank; facts without one are left out."""
-        codec = self._require_codec()
-        versions = [(f.fact.id, f.fact.version) for f in ordered]
-        try:
-            stored = {
-                policy.name: self._blobs.current(
-                    OwnerId(owner), versions, fingerprint=codec.fingerprint, policy=policy.name
-                )
-                for policy in ladder.policies
-            }
-        except MemStoreError:
-            logger.exception("the KV store failed; serving facts as text")
-            report.degraded = True
-            return {}
-        chosen: dict[FactId, Encoding] = {}
-        for rank, fact in enumerate(ordered):
-            for policy in ladder.for_rank(rank):
-                encoding = stored[policy.name].get(fact.fact.id, {}).get(0)
-                if encoding is not None and encoding.token_ids == fact.token_ids:
-                    chosen[fact.fact.id] = encoding
-                    break
-        return chosen
 
     def finish(
         self, report: Report, scheduler: dict[str, Any] | None, *, prompt_tokens: int, cached_tokens: int

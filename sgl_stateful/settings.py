@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from memstore import MemStoreSettings
@@ -39,6 +39,13 @@ class StatefulSettings(BaseSettings):
     encode_wait_s: float = Field(120.0, gt=0, description="How long 'wait' waits for KV before it gives up.")
     allow_unverified_splice: bool = Field(False, description="Serve even though the start-up self-test failed.")
     self_test: bool = Field(True, description="Run the self-test at start-up.")
+
+    @field_validator("header", "footer")
+    @classmethod
+    def _ends_with_newline(cls, text: str) -> str:
+        if text and not text.endswith("\n"):
+            raise ValueError("must be empty or end with a newline, so that token ids never merge across its end")
+        return text
 
     def ladders(self) -> list[Ladder]:
         """What requests can choose from, the default first.

@@ -16,8 +16,9 @@ from sglang.srt.managers.io_struct import GenerateReqInput
 from sgl_stateful.directive import DIRECTIVE_KEY, dump_directive
 from sgl_stateful.errors import BadMemoryRequest, MemoryDisabled
 from sgl_stateful.params import MEMORY_KEY, MemoryParams, parse_memory_params
+from sgl_stateful.planner import Prepared
 from sgl_stateful.report import Report
-from sgl_stateful.service import MemoryService, Prepared
+from sgl_stateful.service import MemoryService
 
 from .engine import INTERNAL, SGLangEngine, scheduler_report
 

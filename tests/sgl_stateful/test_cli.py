@@ -102,3 +102,8 @@ def test_an_option_out_of_range_is_refused_by_name(launched: list[list[str]]) ->
     assert result.exit_code == 2
     assert "arena-mib" in result.stderr
     assert launched == []
+
+
+def test_a_header_that_does_not_end_its_line_is_refused(launched: list[list[str]]) -> None:
+    os.environ["SGL_STATEFUL_HEADER"] = "Facts:"
+    assert "header" in refusal(launched).lower()

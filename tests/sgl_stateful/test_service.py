@@ -10,9 +10,10 @@ from memstore import Fact, InvalidInput, KVBlobs, MemStore, NewFact
 from sgl_stateful.directive import Capture, Splice
 from sgl_stateful.errors import BadMemoryRequest, UnverifiedSplice
 from sgl_stateful.params import MemoryParams
+from sgl_stateful.planner import Prepared
 from sgl_stateful.prompt import render_fact
 from sgl_stateful.report import Report
-from sgl_stateful.service import MemoryService, Prepared
+from sgl_stateful.service import MemoryService
 
 pytestmark = pytest.mark.anyio
 
