@@ -28,7 +28,7 @@ class Tokenizer(Protocol):
 
 
 def render_fact(fact: Fact) -> str:
-    """One line for the model, with date and speaker where the fact has them: ``[8 May, 2023] Ana: I moved.``"""
+    """One line for the model, such as ``[8 May, 2023] Ana: I moved.``; date and speaker where the fact has them."""
     return render(fact.text, speaker=fact.speaker, time=fact.time)
 
 
