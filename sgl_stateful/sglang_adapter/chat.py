@@ -8,6 +8,7 @@ from contextlib import aclosing
 from typing import Any
 
 from fastapi.responses import JSONResponse
+from pydantic import TypeAdapter
 from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest, ChatCompletionResponse
 
 from sgl_stateful.errors import BadMemoryRequest, StatefulError
@@ -15,6 +16,9 @@ from sgl_stateful.params import MEMORY_KEY, parse_memory_params
 from sgl_stateful.prompt import SENTINEL, Placement, split_at_sentinel
 
 from .requests import SHOWN, apply_prepared, refuse_unsupported, require_service, reserve_tokens, service_of
+
+_messages_type: Any = ChatCompletionRequest.model_fields["messages"].annotation
+_MESSAGES: TypeAdapter[Any] = TypeAdapter(_messages_type)
 
 
 def _text_of(content: Any) -> str:
@@ -83,9 +87,8 @@ def around_convert(
     if request.input_ids is not None:
         raise BadMemoryRequest("custom_params.memory needs messages; send input_ids to /generate instead")
     messages, query = mark_messages([message.model_dump() for message in request.messages], params.placement)
-    body = request.model_dump(exclude_unset=True)
-    body["messages"] = messages
-    marked = ChatCompletionRequest.model_validate(body)
+    # The messages alone are parsed again: other fields (a JSON schema, say) do not survive a round trip.
+    marked = request.model_copy(update={"messages": _MESSAGES.validate_python(messages)})
     adapted, processed = original(serving, marked, raw_request)
     refuse_unsupported(adapted)
     head, tail = _split(manager.tokenizer, adapted)

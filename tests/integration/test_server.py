@@ -132,6 +132,29 @@ def test_a_longer_conversation_keeps_its_history_in_front_of_the_facts(http: htt
         assert report["tokens"]["spliced"] > 0
 
 
+def test_structured_output_tools_and_parts_go_with_memory(http: httpx.Client, owner: str) -> None:
+    schema = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    tool = {"type": "function", "function": {"name": "find", "parameters": {"type": "object", "properties": {}}}}
+    for more in (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}},
+        {"tools": [tool]},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "Where does Salma live?"}]}]},
+    ):
+        body = {
+            "model": "default",
+            "messages": [{"role": "user", "content": "Where does Salma live?"}],
+            "max_tokens": 40,
+            "temperature": 0,
+            "custom_params": {"memory": {"owner": owner, "k": 2}},
+            **more,
+        }
+        reply = http.post("/v1/chat/completions", json=body)
+        assert reply.status_code == 200, reply.text
+        assert len(reply.json()["memory"]["facts"]) == 2
+        if "response_format" in more:
+            assert reply.json()["choices"][0]["message"]["content"].lstrip().startswith("{")
+
+
 def test_an_openai_client_just_works(server: RunningServer, owner: str) -> None:
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
         extra = {"custom_params": {"memory": {"owner": owner, "k": 3}}}
