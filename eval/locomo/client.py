@@ -14,7 +14,8 @@ from locomo.dataset import Conversation
 from locomo.errors import ServerFailed
 
 _TIMEOUT_S = 600.0
-_ADD_BATCH = 32
+_POLL_S = 0.5
+_STALLED_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +86,15 @@ class MemoryClient:
         ]
         body = {"owner": owner, "facts": facts}
         ids = [fact["id"] for fact in self._json("POST", "/v1/memory/facts", json=body)["facts"]]
-        total = 0
+        total, last, moved_at = 0, -1, time.monotonic()
         while pending := int(self.status()["encoder"]["pending"]):
+            if pending != last:
+                last, moved_at = pending, time.monotonic()
+            elif time.monotonic() - moved_at > _STALLED_S:
+                raise ServerFailed(f"{pending} encodings are missing and none was made for {_STALLED_S:.0f} s")
             total = max(total, pending)
             on_progress(total - pending, total)
-            time.sleep(0.5)
+            time.sleep(_POLL_S)
         on_progress(total, total)
         return ids
 

@@ -180,8 +180,9 @@ class Encoder:
         generation = work.generation
         plans: dict[str, list[EncodeJob]] = {}
         missing: dict[str, set[FactId]] = {}
+        facts = await asyncio.to_thread(self._all_facts, owner)
         for policy in self._policies:
-            jobs = await asyncio.to_thread(self._plan, owner, policy)
+            jobs = await asyncio.to_thread(self._plan, owner, facts, policy)
             plans[policy.name] = jobs
             missing[policy.name] = {fact.id for job in jobs for fact in job.facts}
         if work.generation != generation:  # facts changed while this was planned
@@ -201,8 +202,7 @@ class Encoder:
             self._owners.pop(owner, None)
             work.changed.set()
 
-    def _plan(self, owner: str, policy: EncodingPolicy) -> list[EncodeJob]:
-        facts = self._all_facts(owner)
+    def _plan(self, owner: str, facts: Sequence[Fact], policy: EncodingPolicy) -> list[EncodeJob]:
         current = {fact.id: fact for fact in facts}
         stored = self._blobs.anchors(OwnerId(owner), policy.name)
         anchors = policy.choose_anchors(facts, stored)
@@ -250,16 +250,16 @@ class Encoder:
                         if is_serving:
                             await self._prime(owner, policy, same_prefix[0])
                 for job in same_prefix:
-                    await self._slot_taken()
+                    await self._take_slot()
                     group.create_task(self._run_in_slot(owner, policy, job))
         self.counts[policy].seconds += time.monotonic() - started
 
-    async def _slot_taken(self) -> None:
+    async def _take_slot(self) -> None:
         async with self._slot_free:
             await self._slot_free.wait_for(self._has_slot)
             self._in_flight += 1
 
-    async def _slot_given_back(self) -> None:
+    async def _give_back_slot(self) -> None:
         async with self._slot_free:
             self._in_flight -= 1
             self._slot_free.notify_all()
@@ -267,18 +267,18 @@ class Encoder:
     @asynccontextmanager
     async def _slot(self) -> AsyncIterator[bool]:
         """One request's turn; yields whether the server still serves."""
-        await self._slot_taken()
+        await self._take_slot()
         try:
             yield not self._engine.is_closing()
         finally:
-            await self._slot_given_back()
+            await self._give_back_slot()
 
     async def _run_in_slot(self, owner: str, policy: str, job: EncodeJob) -> None:
         try:
             if not self._engine.is_closing():
                 await self._run_job(owner, policy, job)
         finally:
-            await self._slot_given_back()
+            await self._give_back_slot()
 
     def _has_slot(self) -> bool:
         return self._in_flight < (1 if self._engine.foreground_requests() else self._concurrency)
@@ -325,7 +325,6 @@ class Encoder:
                     fact_version=fact.version,
                     fingerprint=self._codec.fingerprint,
                     policy=policy,
-                    rung=0,
                     saw=saw,
                     token_ids=(),  # the scheduler fills in the ids that it captured
                 )
