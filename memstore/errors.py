@@ -6,18 +6,27 @@
     ├── InvalidInput (ValueError)     what the caller passed; nothing was changed
     │   ├── InvalidOwner
     │   ├── InvalidFact
+    │   │   ├── DuplicateFact         an update would make two facts the same
+    │   │   └── FactSuperseded        the fact is history, which is not rewritten
     │   ├── InvalidQuery
-    │   └── InvalidEncoding
+    │   ├── InvalidEncoding
+    │   ├── InvalidExport             a file to import is not, or no longer, what an export wrote
+    │   ├── InvalidLocation           a store URL that cannot be understood
+    │   └── IdempotencyConflict       the key was used for other content
     ├── FactNotFound (LookupError)    unknown id, or an id of another owner
     ├── EmbeddingError                the embedder returned something that is no direction
     └── StoreError                    the store itself; the message says what to do
-        ├── StoreLocked               another MemStore holds the directory
-        ├── StoreReadOnly             no permission to write
+        ├── StoreReadOnly             no permission to write, or a replica
         ├── StoreFull                 no space left
-        ├── StoreDamaged              the file is not, or no longer, a record database
+        ├── StoreDamaged              a record or a file is not, or no longer, what was written
         ├── StoreTooNew               written by a newer release
-        ├── StoreBusy                 the writer lock was not free in time
+        ├── StoreBusy                 another writer was in the way for too long
+        │   └── VersionConflict       one fact changed under a writer; repeated by `MemStore`
         ├── StoreClosed               used after close()
+        ├── StoreUnreachable          the server does not answer
+        ├── StoreRefused              wrong user, password or permissions
+        ├── StoreTLSError             the certificate of either side is not accepted
+        ├── FeedGap                   changes were trimmed before they were read
         ├── EmbedderMismatch          the vectors were made by another embedder
         └── BlobStoreError            the KV cache; facts are never affected
             ├── BlobStoreFull
@@ -45,12 +54,50 @@ class InvalidFact(InvalidInput):
     """A fact's text, stream, speaker, time or metadata cannot be stored."""
 
 
+class DuplicateFact(InvalidFact):
+    """A change would give a fact the content that another current fact of the owner has.
+
+    Attributes
+    ----------
+    fact_id
+        The other fact.
+    """
+
+    def __init__(self, fact_id: str) -> None:
+        super().__init__(f"fact {fact_id!r} says exactly this already: delete one of the two, or supersede it")
+        self.fact_id = fact_id
+
+
+class FactSuperseded(InvalidFact):
+    """The fact has been superseded, and history is not rewritten."""
+
+    def __init__(self, fact_id: str) -> None:
+        super().__init__(f"fact {fact_id!r} has been superseded: change the fact that took its place")
+        self.fact_id = fact_id
+
+
 class InvalidQuery(InvalidInput):
     """A search or listing asks for something that has no meaning."""
 
 
 class InvalidEncoding(InvalidInput):
     """K, V and the metadata of an encoding do not fit together."""
+
+
+class InvalidExport(InvalidInput):
+    """A file to import has another format, was cut off, or was changed since it was written."""
+
+
+class InvalidLocation(InvalidInput):
+    """The store's URL has an unknown scheme, or options that make no sense. Never shows a password."""
+
+
+class IdempotencyConflict(InvalidInput):
+    """An idempotency key came with other content than the first time."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"idempotency key {key!r} was used for other content: use a new key for a new request")
+        self.key = key
 
 
 class FactNotFound(MemStoreError, LookupError):
@@ -83,13 +130,7 @@ class StoreError(MemStoreError):
 
 
 class StoreLocked(StoreError):
-    """Another MemStore, in this or another process, holds the directory.
-
-    Attributes
-    ----------
-    pid
-        The process that holds it, or None where that could not be read.
-    """
+    """Another MemStore holds the directory."""
 
     def __init__(self, message: str, *, pid: int | None) -> None:
         super().__init__(message)
@@ -97,15 +138,15 @@ class StoreLocked(StoreError):
 
 
 class StoreReadOnly(StoreError):
-    """The directory or a file in it cannot be written."""
+    """The directory or a file in it cannot be written, or the server is a read-only replica."""
 
 
 class StoreFull(StoreError):
-    """The disk or the quota is full; the transaction was rolled back."""
+    """The disk, the quota or the server's memory is full; the transaction was rolled back."""
 
 
 class StoreDamaged(StoreError):
-    """The file is not a record database, or a part of it cannot be read."""
+    """The file is not a record database, or a part of it is not what was written."""
 
 
 class StoreTooNew(StoreError):
@@ -113,11 +154,42 @@ class StoreTooNew(StoreError):
 
 
 class StoreBusy(StoreError):
-    """Another connection kept the writer lock for too long."""
+    """Other writers were in the way for too long."""
+
+
+class VersionConflict(StoreBusy):
+    """A fact was changed by somebody else between reading and writing it."""
 
 
 class StoreClosed(StoreError):
     """The store was used after `close()`."""
+
+
+class StoreUnreachable(StoreError):
+    """The server did not answer in time, or nobody listens there."""
+
+
+class StoreRefused(StoreError):
+    """The server did not accept the user, the password, or what this user asked to do."""
+
+
+class StoreTLSError(StoreError):
+    """A TLS connection could not be made: a certificate was not accepted, or one side speaks no TLS."""
+
+
+class FeedGap(StoreError):
+    """The change feed no longer reaches back that far.
+
+    Attributes
+    ----------
+    since, floor
+        Position asked for, and the lowest one that can still be asked for.
+    """
+
+    def __init__(self, *, since: int, floor: int) -> None:
+        super().__init__(f"changes after {since} were trimmed (the feed starts after {floor}): read the facts anew")
+        self.since = since
+        self.floor = floor
 
 
 class EmbedderMismatch(StoreError):

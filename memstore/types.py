@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import NamedTuple, NewType
 
 OwnerId = NewType("OwnerId", str)
@@ -12,6 +13,14 @@ FactId = NewType("FactId", str)
 
 EncodingId = NewType("EncodingId", str)
 """Lower-case hex, the content address of one KV encoding; made by whoever encodes."""
+
+
+class FactState(StrEnum):
+    """Whether a fact still holds."""
+
+    CURRENT = "current"
+    SUPERSEDED = "superseded"
+    """Another fact took its place: kept as history, found by no search."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +39,9 @@ class NewFact:
         When it happened (not when it was stored), verbatim as the source gives it: ISO 8601 or free text.
     metadata
         A JSON object.
+    expires_at
+        Unix seconds from which on the fact is gone; None keeps it. No part of the content: of two identical facts
+        the one that stays longer counts.
     """
 
     text: str
@@ -37,6 +49,7 @@ class NewFact:
     speaker: str | None = None
     time: str | None = None
     metadata: Mapping[str, object] = field(default_factory=dict)
+    expires_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +59,17 @@ class Fact:
     Attributes
     ----------
     version
-        Starts at 1; grows with every change of the record. Caches are keyed by it.
+        Starts at 1; grows with every change of text, stream, speaker, time, metadata or state. Caches are keyed by
+        it.
     seq
         Assigned by the store, unique over all owners, increasing, never reused: the order within a stream and
         the id in the vector index.
     created_at, updated_at
         Unix seconds.
+    event_at
+        `time` as Unix seconds, where it names one day at least; what filters by time compare.
+    supersedes
+        The fact whose place this one took.
     """
 
     id: FactId
@@ -65,6 +83,10 @@ class Fact:
     seq: int
     created_at: float
     updated_at: float
+    state: FactState = FactState.CURRENT
+    event_at: float | None = None
+    expires_at: float | None = None
+    supersedes: FactId | None = None
 
 
 class SearchHit(NamedTuple):
@@ -72,4 +94,45 @@ class SearchHit(NamedTuple):
 
     fact: Fact
     score: float
-    """Cosine similarity in [-1, 1]."""
+    """In [-1, 1]: cosine similarity, BM25 x as x / (1 + x), or the sum of reciprocal ranks, as the search asked for."""
+
+
+class Addition(NamedTuple):
+    """What became of one fact that was added."""
+
+    fact: Fact
+    created: bool
+    """False where the owner had this very fact already; then `fact` is that one."""
+
+    near_duplicates: tuple[SearchHit, ...]
+    """Other facts of the owner that say almost the same, nearest first."""
+
+    chunks: int
+    """Parts that the text was embedded in; more than 1 where it is longer than the embedder's limit."""
+
+
+class ChangeKind(StrEnum):
+    """What happened to a fact, or to all of an owner's."""
+
+    ADDED = "added"
+    UPDATED = "updated"
+    SUPERSEDED = "superseded"
+    DELETED = "deleted"
+    PURGED = "purged"
+
+
+class Change(NamedTuple):
+    """One entry of the change feed. It names facts and never repeats what they say."""
+
+    position: int
+    """Unique over all owners, increasing in the order of commits, never reused."""
+
+    kind: ChangeKind
+    owner: OwnerId
+    fact_id: FactId | None
+    """None where the change is of the whole owner."""
+
+    seq: int | None
+    version: int | None
+    at: float
+    """Unix seconds."""
