@@ -1,11 +1,13 @@
 """The one settings object; read from the environment once, by whoever starts the process."""
 
+from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 Positive = Annotated[int, Field(gt=0)]
+Seconds = Annotated[float, Field(gt=0)]
 
 
 class MemStoreSettings(BaseSettings):
@@ -27,8 +29,45 @@ class MemStoreSettings(BaseSettings):
     max_open_indexes: Positive = 64
     """Owners whose vectors stay in memory; the least recently used one goes first."""
 
-    busy_timeout_s: Annotated[float, Field(gt=0)] = 30.0
+    max_index_bytes: Positive = 2 * 2**30
+    """What the vectors of those owners may take together."""
+
+    near_duplicate_score: Annotated[float, Field(ge=-1, le=1)] = 0.95
+    """Cosine similarity from which on a fact is reported as a near duplicate of another."""
+
+    busy_timeout_s: Seconds = 30.0
     """How long a write waits for another writer."""
+
+    feed_retention: Positive = 100_000
+    """Changes that the feed keeps; who falls further behind reads the facts anew."""
+
+    idempotency_ttl_s: Seconds = 7 * 86400.0
+    """How long an idempotency key is remembered at least."""
+
+    redis_prefix: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.-]+$")] = "memstore"
+    """What every key of the store in Redis starts with."""
+
+    redis_password: SecretStr | None = None
+    """Instead of one in the URL, where it would show in the list of processes."""
+
+    sentinel_password: SecretStr | None = None
+
+    redis_ca: Path | None = None
+    """Certificate authority of a `rediss://` server; None is the system's."""
+
+    redis_cert: Path | None = None
+    """Client certificate."""
+
+    redis_key: Path | None = None
+    """Key of the client certificate."""
+
+    redis_max_connections: Positive = 32
+
+    redis_timeout_s: Seconds = 2.0
+    """How long one command may take, and how long connecting may."""
+
+    redis_retries: Annotated[int, Field(ge=0)] = 2
+    """Repetitions of a command whose connection failed."""
 
     blob_map_size_bytes: Positive = 16 * 2**30
     """Upper bound of what the KV cache holds, at which a put is refused. The file is sparse: it grows as needed."""

@@ -1,83 +1,86 @@
-"""`MemStore`: facts of many owners, added, listed, searched and deleted."""
+"""`MemStore`: facts of many owners, added, changed, searched and deleted."""
 
-import logging
-import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeAlias
 
-import numpy as np
 import numpy.typing as npt
 
 from memstore.blobs import KVBlobs
-from memstore.embedding import Embedder, SentenceTransformerEmbedder, Vectors, unit_rows
-from memstore.errors import EmbedderMismatch, EmbeddingError, FactNotFound, InvalidQuery
-from memstore.index import FactIndex
-from memstore.records.base import Draft, RecordStore
-from memstore.records.sqlite import SQLiteRecords
+from memstore.drafts import Progress
+from memstore.embedding import Embedder, SentenceTransformerEmbedder
+from memstore.errors import FactNotFound
+from memstore.lifecycle import KEEP, FactPatch, Keep, Lifecycle, PurgeReceipt
+from memstore.location import open_records
+from memstore.records.base import OwnerStats, RecordStore
+from memstore.searching import Searcher
 from memstore.settings import MemStoreSettings
-from memstore.types import Fact, FactId, NewFact, OwnerId, SearchHit
-from memstore.validation import validate_count, validate_fact, validate_owner, validate_query
-
-logger = logging.getLogger(__name__)
-
-Progress: TypeAlias = Callable[[int, int], None]
-"""Called with (texts embedded so far, texts to embed)."""
+from memstore.types import Addition, Change, Fact, FactId, NewFact, OwnerId, SearchHit
+from memstore.validation import validate_count, validate_owner, validate_query
+from memstore.views import SearchMode
 
 # `MemStore.list` would shadow the builtin in the annotations beside it.
 _Facts: TypeAlias = list[Fact]
 _Hits: TypeAlias = list[SearchHit]
 _Owners: TypeAlias = list[OwnerId]
+_Changes: TypeAlias = list[Change]
+_Additions: TypeAlias = list[Addition]
 
 
 class MemStore:
-    """Facts with their vectors in one directory, safe to share between threads.
+    """Facts of many owners, safe to share between threads; any number of processes may have one store open.
 
-    The record is the truth: it is on disk before `add` returns. Vectors in memory and KV blobs follow from it.
+    The record is the truth: it is durable before `add` returns. Vectors in memory and KV blobs follow from it.
 
     Parameters
     ----------
-    path
-        Directory of the store, made if absent; one MemStore at a time may have it open.
+    location
+        A directory, made if absent, `sqlite:///DIR`, or a Redis URL (see `docs/store.md`).
     embedder
         None is the sentence-transformers model that the settings name.
     settings
         None reads them from the environment.
     blobs
         KV cache to keep in step with the records; closed by whoever opened it.
+    clock
+        Unix seconds, to expire facts by.
 
     Raises
     ------
-    StoreError
+    InvalidLocation, StoreError
         See `memstore.errors`; `EmbedderMismatch` where the vectors were made by another embedder.
     """
 
     def __init__(
         self,
-        path: str | Path,
+        location: str | Path,
         *,
         embedder: Embedder | None = None,
         settings: MemStoreSettings | None = None,
         blobs: KVBlobs | None = None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self.settings = settings or MemStoreSettings()
         self.blobs = blobs
-        self._records: RecordStore = SQLiteRecords(Path(path), busy_timeout_s=self.settings.busy_timeout_s)
+        self.records: RecordStore = open_records(location, self.settings)
         try:
-            self.embedder: Embedder = embedder or _embedder(self.settings)
-            self._claim_fingerprint()
+            self.embedder: Embedder = embedder or embedder_of(self.settings)
+            self._lifecycle = Lifecycle(
+                self.records,
+                embedder=self.embedder,
+                embed_batch=self.settings.embed_batch,
+                blobs=blobs,
+                clock=clock,
+            )
+            self._lifecycle.check_embedder(self.records.claim_embedder(self.embedder.fingerprint))
         except BaseException:
-            self._records.close()
+            self.records.close()
             raise
-        dimension = self.embedder.dimension
-        self._index = FactIndex(
-            lambda owner: self._records.vectors(owner, dimension=dimension),
-            dimension=dimension,
-            max_open=self.settings.max_open_indexes,
-        )
-        # Held over a commit and its step in the index: a delete must not overtake the add that it undoes.
-        self._writing = threading.Lock()
+        self._searcher = Searcher(self.records, self._lifecycle, embedder=self.embedder, settings=self.settings)
+
+    # ---- adding and changing ----
 
     def add(
         self,
@@ -88,131 +91,256 @@ class MemStore:
         speaker: str | None = None,
         time: str | None = None,
         metadata: Mapping[str, object] | None = None,
+        expires_at: float | None = None,
+        idempotency_key: str | None = None,
     ) -> Fact:
         """Store one fact and return it; a fact that is there already, in every field, is returned instead.
 
         Raises
         ------
-        InvalidOwner, InvalidFact, EmbeddingError, StoreError
+        InvalidOwner, InvalidFact, IdempotencyConflict, EmbeddingError, StoreError
         """
-        fact = NewFact(
-            text=text, stream=stream, speaker=speaker, time=time, metadata={} if metadata is None else metadata
-        )
-        return self.add_many(owner, [fact])[0]
+        fact = NewFact(text, stream, speaker, time, {} if metadata is None else metadata, expires_at)
+        return self.add_many(owner, [fact], idempotency_key=idempotency_key)[0]
 
-    def add_many(self, owner: str, facts: Sequence[NewFact], *, on_progress: Progress | None = None) -> _Facts:
+    def add_many(
+        self,
+        owner: str,
+        facts: Sequence[NewFact],
+        *,
+        idempotency_key: str | None = None,
+        on_progress: Progress | None = None,
+    ) -> _Facts:
         """Store all of `facts`, or none, and return them in order.
+
+        Parameters
+        ----------
+        idempotency_key
+            A call with a key that was used before stores nothing and returns what the first one stored, as it is now;
+            `FactNotFound` where that has been deleted since.
 
         Raises
         ------
-        InvalidOwner, InvalidFact, EmbeddingError, StoreError
+        InvalidOwner, InvalidFact, IdempotencyConflict, EmbeddingError, StoreError
+        """
+        inserted = self._lifecycle.insert(validate_owner(owner), facts, key=idempotency_key, on_progress=on_progress)
+        return [one.insertion.fact for one in inserted]
+
+    def ingest(
+        self,
+        owner: str,
+        facts: Sequence[NewFact],
+        *,
+        idempotency_key: str | None = None,
+        on_progress: Progress | None = None,
+    ) -> _Additions:
+        """Store all of `facts`, or none, as `add_many` does, and say of each what a caller may want to look at.
+
+        Raises
+        ------
+        InvalidOwner, InvalidFact, IdempotencyConflict, EmbeddingError, StoreError
         """
         owner_id = validate_owner(owner)
-        for fact in facts:
-            validate_fact(fact)
-        known = self._records.find_identical(owner_id, facts)
-        fresh = [position for position, twin in enumerate(known) if twin is None]
-        if not fresh:
-            return [twin for twin in known if twin is not None]
-        vectors = self._embed_facts(facts, fresh, on_progress)
-        drafts = [Draft(facts[position], vector) for position, vector in zip(fresh, vectors, strict=True)]
-        with self._writing:
-            inserted = self._records.insert(owner_id, drafts)
-            created = [row for row, insertion in enumerate(inserted) if insertion.created]
-            self._index.add(owner_id, [inserted[row].fact.seq for row in created], vectors[created])
-        stored = iter(inserted)
-        return [next(stored).fact if twin is None else twin for twin in known]
+        inserted = self._lifecycle.insert(owner_id, facts, key=idempotency_key, on_progress=on_progress)
+        near = self._searcher.near_duplicates(owner_id, inserted)
+        return [
+            Addition(*one.insertion, tuple(similar), 1 if one.vectors is None else len(one.vectors))
+            for one, similar in zip(inserted, near, strict=True)
+        ]
+
+    def update(
+        self,
+        owner: str,
+        fact_id: str,
+        *,
+        text: str | Keep = KEEP,
+        stream: str | Keep = KEEP,
+        speaker: str | Keep | None = KEEP,
+        time: str | Keep | None = KEEP,
+        metadata: Mapping[str, object] | Keep = KEEP,
+        expires_at: float | Keep | None = KEEP,
+    ) -> Fact:
+        """Change some fields of a fact and return it; what it was becomes history, and its KV is dropped.
+
+        Raises
+        ------
+        FactNotFound, FactSuperseded, DuplicateFact, InvalidFact, EmbeddingError, StoreError
+        """
+        patch = FactPatch(text, stream, speaker, time, metadata, expires_at)
+        return self._lifecycle.update(validate_owner(owner), fact_id, patch)
+
+    def supersede(
+        self,
+        owner: str,
+        fact_id: str,
+        text: str,
+        *,
+        stream: str | Keep = KEEP,
+        speaker: str | Keep | None = KEEP,
+        time: str | None = None,
+        metadata: Mapping[str, object] | Keep = KEEP,
+        expires_at: float | None = None,
+    ) -> Fact:
+        """Put a new fact in the place of another, which becomes history, and return the new one.
+
+        Stream, speaker and metadata are taken over from the old fact unless given; time and expiry are not, since
+        they were the old one's. Where the owner has the new fact already, that one takes the place.
+
+        Raises
+        ------
+        FactNotFound, FactSuperseded, InvalidFact, EmbeddingError, StoreError
+        """
+        patch = FactPatch(text, stream, speaker, time, metadata, expires_at)
+        return self._lifecycle.supersede(validate_owner(owner), fact_id, patch)
+
+    def delete(self, owner: str, fact_id: str) -> Fact:
+        """Remove a fact with its history, vectors and KV, and return it; raise `FactNotFound` where there is none."""
+        removed = self._lifecycle.remove(validate_owner(owner), [FactId(fact_id)])
+        if not removed:
+            raise FactNotFound(fact_id)
+        return removed[0]
+
+    def expire(self, owner: str | None = None) -> int:
+        """Remove the facts whose time has come, of one owner or of all; return how many.
+
+        Nothing waits for this call: a fact that has expired is not returned any more.
+        """
+        owners = self.records.owners() if owner is None else [validate_owner(owner)]
+        return sum(map(self._lifecycle.expire, owners))
+
+    def purge(self, owner: str) -> PurgeReceipt:
+        """Remove everything of an owner: records, history, vectors, KV, the entries of the feed.
+
+        The owner's next epoch begins, so that nothing that was derived before is reachable.
+        """
+        owner_id = validate_owner(owner)
+        receipt = self._lifecycle.purge(owner_id)
+        self._searcher.drop(owner_id)
+        return receipt
+
+    # ---- reading ----
 
     def get(self, owner: str, fact_id: str) -> Fact:
-        """Return one fact; raise `FactNotFound` where this owner has no such fact."""
-        fact = self._records.get(validate_owner(owner), FactId(fact_id))
-        if fact is None:
+        """Return one fact, superseded or not; raise `FactNotFound` where this owner has no such fact."""
+        facts = self.get_many(owner, [fact_id])
+        if not facts:
             raise FactNotFound(fact_id)
-        return fact
+        return facts[0]
 
     def get_many(self, owner: str, fact_ids: Sequence[str]) -> _Facts:
         """Return those of `fact_ids` that this owner has, in their order."""
-        return self._records.get_many(validate_owner(owner), [FactId(fact_id) for fact_id in fact_ids])
+        ids = [FactId(fact_id) for fact_id in fact_ids]
+        return self._lifecycle.alive(self.records.get_many(validate_owner(owner), ids))
 
-    def list(self, owner: str, *, stream: str | None = None, limit: int = 100, after_seq: int = 0) -> _Facts:
-        """Return up to `limit` facts with seq > `after_seq`, in order; of one stream, or of all for None."""
+    def list(
+        self,
+        owner: str,
+        *,
+        stream: str | None = None,
+        limit: int = 100,
+        after_seq: int = 0,
+        superseded: bool = False,
+    ) -> _Facts:
+        """Return up to `limit` facts with seq > `after_seq`, in order; of one stream, or of all for None.
+
+        Superseded facts are left out unless asked for.
+        """
         validate_count("limit", limit)
         validate_count("after_seq", after_seq)
-        return self._records.page(validate_owner(owner), stream=stream, limit=limit, after_seq=after_seq)
+        owner_id = validate_owner(owner)
+        self._lifecycle.head(owner_id)
+        facts = self.records.page(owner_id, stream=stream, limit=limit, after_seq=after_seq, superseded=superseded)
+        return self._lifecycle.alive(facts)
 
-    def neighbours(self, owner: str, stream: str, seq: int, *, before: int) -> _Facts:
-        """Return the `before` facts that precede `seq` in `stream`, in order; fewer at the start of the stream."""
-        validate_count("before", before)
-        return self._records.preceding(validate_owner(owner), stream, seq=seq, limit=before)
+    def history(self, owner: str, fact_id: str) -> _Facts:
+        """Return a fact in every version, oldest first, those of the facts that it took the place of before its own."""
+        owner_id = validate_owner(owner)
+        chain: _Facts = []
+        seen: set[FactId] = set()
+        fact: Fact | None = self.get(owner, fact_id)
+        while fact is not None and fact.id not in seen:
+            seen.add(fact.id)
+            chain = [*self.records.history(owner_id, fact.id), fact, *chain]
+            ancestors = self.get_many(owner, [fact.supersedes]) if fact.supersedes else []
+            fact = ancestors[0] if ancestors else None
+        return chain
 
     def count(self, owner: str) -> int:
-        """Return the number of this owner's facts."""
-        return self._records.count(validate_owner(owner))
+        """Return the number of this owner's current facts."""
+        owner_id = validate_owner(owner)
+        self._lifecycle.head(owner_id)
+        return self.records.count(owner_id)
 
     def owners(self) -> _Owners:
         """Return every owner that has a fact, sorted."""
-        return self._records.owners()
+        return self.records.owners()
 
-    def search(self, owner: str, query: str, *, k: int, min_score: float | None = None) -> _Hits:
-        """Return the facts of `owner` nearest to `query`, best first, ties by seq.
+    def stats(self, owner: str) -> OwnerStats:
+        """Return what the store holds of an owner."""
+        return self.records.stats(validate_owner(owner))
 
-        Exactly min(k, count) hits, less those whose score is below `min_score`. An unknown owner has none.
+    def epoch(self, owner: str) -> int:
+        """Return the owner's epoch, which grows with every purge. What is derived in an older one is stale."""
+        return self.records.head(validate_owner(owner)).epoch
+
+    def changes(self, since: int, *, owner: str | None = None, limit: int = 1000) -> _Changes:
+        """Return up to `limit` changes with position > `since`, in order; of one owner, or of all for None.
+
+        Raises
+        ------
+        FeedGap
+            Where they have been trimmed.
+        """
+        validate_count("since", since)
+        validate_count("limit", limit)
+        return self.records.changes(since, owner=None if owner is None else validate_owner(owner), limit=limit)
+
+    # ---- searching ----
+
+    def search(
+        self,
+        owner: str,
+        query: str,
+        *,
+        k: int,
+        min_score: float | None = None,
+        where: Mapping[str, object] | None = None,
+        mode: str = SearchMode.VECTOR,
+    ) -> _Hits:
+        """Return the current facts of `owner` that suit `query` best, best first, ties by seq.
+
+        Exactly min(k, matching) hits, less those whose score is below `min_score`. By vector and hybrid, every fact
+        that `where` lets pass matches; by keyword, those that share a word with the query. An unknown owner has none.
+
+        Parameters
+        ----------
+        where
+            A filter (see `memstore.filters`) that applies before the best are chosen.
+        mode
+            `vector`, `keyword` or `hybrid`.
 
         Raises
         ------
         InvalidOwner, InvalidQuery, EmbeddingError, StoreError
         """
         validate_query(query, k=k, min_score=min_score)
-        owner_id = validate_owner(owner)
-        if k == 0:
-            return []
-        vector = unit_rows(self.embedder.embed([query]), rows=1, dimension=self.embedder.dimension)[0]
-        hits = self._nearest(owner_id, vector, k)
+        hits = self._searcher.by_text(validate_owner(owner), query, k=k, where=where, mode=mode)
         return hits if min_score is None else [hit for hit in hits if hit.score >= min_score]
 
-    def search_vector(self, owner: str, vector: npt.ArrayLike, k: int) -> _Hits:
-        """Return the min(k, count) facts nearest to `vector` `[dimension]`, best first, ties by seq."""
+    def search_vector(
+        self, owner: str, vector: npt.ArrayLike, k: int, *, where: Mapping[str, object] | None = None
+    ) -> _Hits:
+        """Return the min(k, matching) facts nearest to `vector` `[dimension]`, best first, ties by seq."""
         validate_count("k", k)
-        if np.shape(vector) != (self.embedder.dimension,):
-            raise InvalidQuery(f"vector has shape {list(np.shape(vector))}, not [{self.embedder.dimension}]")
-        owner_id = validate_owner(owner)
-        try:
-            return self._nearest(owner_id, vector, k) if k else []
-        except EmbeddingError as error:
-            raise InvalidQuery(f"vector has no direction: {error}") from error
+        return self._searcher.by_vector(validate_owner(owner), vector, k=k, where=where)
 
-    def truncated(self, text: str) -> bool:
-        """Return whether the end of `text` does not reach its vector, because it is too long for the embedder."""
-        return self.embedder.count_tokens(text) > self.embedder.max_tokens
-
-    def delete(self, owner: str, fact_id: str) -> Fact:
-        """Remove a fact, its vector and its KV, and return the fact; raise `FactNotFound` where there is none."""
-        owner_id = validate_owner(owner)
-        with self._writing:
-            fact = self._records.get(owner_id, FactId(fact_id))
-            if fact is None:
-                raise FactNotFound(fact_id)
-            # The cache first: where that fails nothing is lost, and the call can be repeated.
-            if self.blobs is not None:
-                self.blobs.drop_fact(owner_id, fact.id)
-            self._records.delete(owner_id, fact.id)
-            self._index.remove(owner_id, [fact.seq])
-            # And once more: one that was being made when the record was still there.
-            if self.blobs is not None:
-                self.blobs.drop_fact(owner_id, fact.id)
-        return fact
-
-    def epoch(self, owner: str) -> int:
-        """Return the owner's epoch: 0 until it is bumped. What is derived from an older one is stale."""
-        return self._records.epoch(validate_owner(owner))
-
-    def bump_epoch(self, owner: str) -> int:
-        """Start the owner's next epoch and return it."""
-        return self._records.bump_epoch(validate_owner(owner))
+    def index_bytes(self) -> int:
+        """Return the memory that the vectors of the owners in use take."""
+        return self._searcher.nbytes
 
     def close(self) -> None:
-        """Release the directory; may be called twice."""
-        self._records.close()
+        """Release files and connections; may be called twice."""
+        self.records.close()
 
     def __enter__(self) -> Self:
         return self
@@ -222,53 +350,9 @@ class MemStore:
     ) -> None:
         self.close()
 
-    def _claim_fingerprint(self) -> None:
-        stored, offered = self._records.embedder_fingerprint(), self.embedder.fingerprint
-        if stored is None:
-            self._records.set_embedder_fingerprint(offered)
-        elif stored != offered:
-            raise EmbedderMismatch(stored=stored, offered=offered)
 
-    def _embed_facts(self, facts: Sequence[NewFact], positions: Sequence[int], on_progress: Progress | None) -> Vectors:
-        batches, size = [], self.settings.embed_batch
-        for start in range(0, len(positions), size):
-            batch = positions[start : start + size]
-            texts = [facts[position].text for position in batch]
-            for position, text in zip(batch, texts, strict=True):
-                if self.truncated(text):
-                    logger.warning(
-                        "text %d is searchable by its first %d tokens alone: split it to have all of it found",
-                        position,
-                        self.embedder.max_tokens,
-                    )
-            try:
-                batches.append(
-                    unit_rows(self.embedder.embed(texts), rows=len(batch), dimension=self.embedder.dimension)
-                )
-            except EmbeddingError as error:
-                if error.position is None:
-                    raise
-                position = batch[error.position]
-                raise EmbeddingError(
-                    f"text {position} of {len(facts)} has no usable vector", position=position
-                ) from error
-            if on_progress is not None:
-                on_progress(start + len(batch), len(positions))
-        return np.concatenate(batches)
-
-    def _nearest(self, owner: OwnerId, vector: npt.ArrayLike, k: int) -> _Hits:
-        wanted = k
-        while True:
-            near = self._index.search(owner, vector, wanted)
-            facts = self._records.get_by_seqs(owner, [neighbour.seq for neighbour in near])
-            hits = [SearchHit(facts[seq], score) for seq, score in near if seq in facts]
-            if len(hits) >= k or len(near) < wanted:
-                return hits[:k]
-            # A fact was deleted between the two look-ups: take as many more.
-            wanted += len(near) - len(hits)
-
-
-def _embedder(settings: MemStoreSettings) -> Embedder:
+def embedder_of(settings: MemStoreSettings) -> Embedder:
+    """Return the embedder that the settings name."""
     return SentenceTransformerEmbedder(
         settings.embedder_model, device=settings.embedder_device, threads=settings.embedder_threads
     )

@@ -8,6 +8,7 @@ from memstore.errors import InvalidFact, InvalidInput, InvalidOwner, InvalidQuer
 from memstore.types import NewFact, OwnerId
 
 MAX_OWNER_BYTES = 512
+MAX_KEY_BYTES = 512
 
 
 def validate_owner(owner: str) -> OwnerId:
@@ -20,7 +21,7 @@ def validate_owner(owner: str) -> OwnerId:
     return OwnerId(owner)
 
 
-def validate_fact(fact: NewFact) -> None:
+def validate_fact(fact: NewFact, *, now: float) -> None:
     """Raise `InvalidFact` unless every field of `fact` can be stored and read back unchanged."""
     _storable("text", fact.text, InvalidFact)
     if not fact.text.strip():
@@ -30,6 +31,25 @@ def validate_fact(fact: NewFact) -> None:
         if value is not None:
             _storable(name, value, InvalidFact)
     encode_metadata(fact.metadata)
+    validate_expiry(fact.expires_at, now=now)
+
+
+def validate_expiry(expires_at: float | None, *, now: float) -> None:
+    """Raise `InvalidFact` unless `expires_at` is None or a time after `now`, in Unix seconds."""
+    if expires_at is None:
+        return
+    if isinstance(expires_at, bool) or not isinstance(expires_at, int | float) or not math.isfinite(expires_at):
+        raise InvalidFact(f"expires_at is {expires_at!r}: pass Unix seconds, or None to keep the fact")
+    if expires_at <= now:
+        raise InvalidFact(f"expires_at is {expires_at!r}, which has passed: the fact would be gone at once")
+
+
+def validate_key(key: str) -> str:
+    """Return an idempotency key, or raise `InvalidInput`."""
+    size_bytes = _storable("idempotency key", key, InvalidInput)
+    if not 0 < size_bytes <= MAX_KEY_BYTES:
+        raise InvalidInput(f"idempotency key has {size_bytes} bytes in UTF-8: use 1 to {MAX_KEY_BYTES}")
+    return key
 
 
 def encode_metadata(metadata: Mapping[str, object]) -> str:

@@ -1,6 +1,37 @@
 """Record stores: the contract and its backends."""
 
-from memstore.records.base import Draft, Insertion, RecordStore, StoredVectors
+from memstore.records.base import (
+    Applied,
+    Batch,
+    Draft,
+    Finding,
+    IdempotencyKey,
+    Insertion,
+    OwnerHead,
+    OwnerStats,
+    Problem,
+    PurgeCounts,
+    RecordStore,
+    Replacement,
+    StoredVectors,
+    VectorUpdate,
+)
 from memstore.records.sqlite import SQLiteRecords
 
-__all__ = ["Draft", "Insertion", "RecordStore", "SQLiteRecords", "StoredVectors"]
+__all__ = [
+    "Applied",
+    "Batch",
+    "Draft",
+    "Finding",
+    "IdempotencyKey",
+    "Insertion",
+    "OwnerHead",
+    "OwnerStats",
+    "Problem",
+    "PurgeCounts",
+    "RecordStore",
+    "Replacement",
+    "SQLiteRecords",
+    "StoredVectors",
+    "VectorUpdate",
+]

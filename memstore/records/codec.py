@@ -3,13 +3,14 @@
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import xxhash
 
 from memstore.embedding import Vectors
+from memstore.records.base import StoredVectors
 from memstore.types import Fact, FactId, FactState, NewFact, OwnerId
 
 _VECTOR_DIGEST_BYTES = 8
@@ -41,13 +42,13 @@ def seal(seq: int, body: str) -> str:
     return f"{seq}:{hashlib.sha1(f'{seq}:{body}'.encode()).hexdigest()}:{body}"
 
 
-def unseal(sealed: str, *, owner: OwnerId) -> Fact:
-    """Return the fact in a stored record; raise `ValueError` where it is damaged or another owner's."""
+def unseal(sealed: str, *, owner: OwnerId | None) -> Fact:
+    """Return the fact in a stored record; raise `ValueError` where it is damaged, or not of `owner`, None being any."""
     seq, digest, body = _parts(sealed)
     if hashlib.sha1(f"{seq}:{body}".encode()).hexdigest() != digest:
         raise ValueError("checksum does not match")
     fact = fact_from_fields(json.loads(body) | {"seq": int(seq)})
-    if fact.owner != owner:
+    if owner is not None and fact.owner != owner:
         raise ValueError("the record belongs to another owner")
     return fact
 
@@ -90,6 +91,31 @@ def unpack_vectors(seq: int, version: int, data: bytes, *, dimension: int) -> Ve
     if not payload or len(payload) % (4 * dimension):
         return None
     return np.frombuffer(payload, dtype="<f4").reshape(-1, dimension)
+
+
+def carried_vectors(seq: int, version: int, to_version: int, data: bytes) -> bytes | None:
+    """Return packed vectors of `version` packed as those of `to_version`, or None where they are damaged."""
+    payload = data[_VECTOR_DIGEST_BYTES:]
+    if data[:_VECTOR_DIGEST_BYTES] != _vector_digest(seq, version, payload):
+        return None
+    return _vector_digest(seq, to_version, payload) + payload
+
+
+def stored_vectors(packed: Iterable[tuple[int, int, bytes]], *, dimension: int) -> StoredVectors:
+    """Return packed vectors, given as (seq, version, data) by seq, in one matrix."""
+    seqs, versions, rows, damaged = [], [], [], []
+    for seq, version, data in packed:
+        vectors = unpack_vectors(seq, version, data, dimension=dimension)
+        if vectors is None:
+            damaged.append(seq)
+            continue
+        seqs += [seq] * len(vectors)
+        versions += [version] * len(vectors)
+        rows.append(vectors)
+    matrix = np.concatenate(rows) if rows else np.empty((0, dimension))
+    return StoredVectors(
+        np.array(seqs, dtype=np.int64), np.array(versions, dtype=np.int64), matrix.astype(np.float32), damaged
+    )
 
 
 def _vector_digest(seq: int, version: int, payload: bytes) -> bytes:

@@ -5,12 +5,10 @@ from pathlib import Path
 
 from memstore.errors import StoreDamaged, StoreTooNew
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
-COLUMNS = "id, owner, text, stream, speaker, time, metadata, version, seq, created_at, updated_at"
-"""Of the table `facts`, in the order of the fields of `Fact`."""
-
-# AUTOINCREMENT and not a bare rowid: the seq of a deleted fact must never come back.
+# AUTOINCREMENT and not a bare rowid: the seq of a deleted fact must never come back, nor a position of the feed.
+# `record` is the sealed fact (see codec); the columns beside it are what queries need and follow from it.
 _TABLES = """
 BEGIN IMMEDIATE;
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID;
@@ -18,22 +16,58 @@ CREATE TABLE facts (
     seq INTEGER PRIMARY KEY AUTOINCREMENT,
     id TEXT NOT NULL UNIQUE,
     owner TEXT NOT NULL,
-    text TEXT NOT NULL,
     stream TEXT NOT NULL,
-    speaker TEXT,
-    time TEXT,
-    metadata TEXT NOT NULL,
     version INTEGER NOT NULL,
-    created_at REAL NOT NULL,
-    updated_at REAL NOT NULL,
-    digest BLOB NOT NULL,
-    embedding BLOB NOT NULL
+    is_current INTEGER NOT NULL,
+    expires_at REAL,
+    digest TEXT NOT NULL,
+    record TEXT NOT NULL
 ) STRICT;
-CREATE INDEX facts_by_owner ON facts (owner);
+CREATE INDEX facts_by_owner ON facts (owner, is_current);
 CREATE INDEX facts_by_stream ON facts (owner, stream);
-CREATE UNIQUE INDEX facts_by_content ON facts (owner, digest);
-CREATE TABLE epochs (owner TEXT PRIMARY KEY, epoch INTEGER NOT NULL) STRICT, WITHOUT ROWID;
-INSERT INTO meta (key, value) VALUES ('schema_version', '1');
+CREATE INDEX facts_by_expiry ON facts (owner, expires_at) WHERE expires_at IS NOT NULL;
+CREATE UNIQUE INDEX facts_by_content ON facts (owner, digest) WHERE is_current = 1;
+CREATE TABLE history (
+    owner TEXT NOT NULL,
+    id TEXT NOT NULL,
+    version INTEGER NOT NULL,
+    record TEXT NOT NULL,
+    PRIMARY KEY (owner, id, version)
+) STRICT;
+CREATE TABLE vectors (
+    owner TEXT NOT NULL,
+    embedder TEXT NOT NULL,
+    seq INTEGER NOT NULL,
+    version INTEGER NOT NULL,
+    data BLOB NOT NULL,
+    PRIMARY KEY (owner, embedder, seq)
+) STRICT;
+CREATE INDEX vectors_by_seq ON vectors (seq);
+CREATE TABLE changes (
+    position INTEGER PRIMARY KEY AUTOINCREMENT,
+    kind TEXT NOT NULL,
+    owner TEXT NOT NULL,
+    id TEXT,
+    seq INTEGER,
+    version INTEGER,
+    at REAL NOT NULL
+) STRICT;
+CREATE INDEX changes_by_owner ON changes (owner);
+CREATE TABLE owners (
+    owner TEXT PRIMARY KEY,
+    epoch INTEGER NOT NULL DEFAULT 0,
+    position INTEGER NOT NULL DEFAULT 0
+) STRICT, WITHOUT ROWID;
+CREATE TABLE idempotency (
+    owner TEXT NOT NULL,
+    key TEXT NOT NULL,
+    digest TEXT NOT NULL,
+    ids TEXT NOT NULL,
+    at REAL NOT NULL,
+    PRIMARY KEY (owner, key)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE damaged (id TEXT PRIMARY KEY, owner TEXT NOT NULL, record TEXT NOT NULL) STRICT, WITHOUT ROWID;
+INSERT INTO meta (key, value) VALUES ('schema_version', '2'), ('feed_floor', '0');
 COMMIT;
 """
 
@@ -48,12 +82,17 @@ def apply_schema(db: sqlite3.Connection, path: Path) -> None:
     StoreDamaged
         Where the database holds something else.
     """
-    tables = {row[0] for row in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-    if not tables:
+    if not _tables(db):
         db.execute("PRAGMA journal_mode = WAL").fetchall()
-        db.executescript(_TABLES)
-        return
-    rows = db.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchall() if "meta" in tables else []
+        try:
+            db.executescript(_TABLES)
+        except sqlite3.OperationalError:
+            # Another process was a moment earlier.
+            if db.in_transaction:
+                db.execute("ROLLBACK")
+            if not _tables(db):
+                raise
+    rows = db.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchall() if "meta" in _tables(db) else []
     if not rows or not str(rows[0][0]).isdigit():
         raise StoreDamaged(f"{path} holds tables of another program: use another directory")
     found = int(rows[0][0])
@@ -61,3 +100,11 @@ def apply_schema(db: sqlite3.Connection, path: Path) -> None:
         raise StoreTooNew(
             f"{path} has schema version {found}, and this release reads up to {SCHEMA_VERSION}: install a newer one"
         )
+    if found < SCHEMA_VERSION:
+        raise StoreDamaged(
+            f"{path} has schema version {found}, of a release before 0.1: its facts have to be added again"
+        )
+
+
+def _tables(db: sqlite3.Connection) -> set[str]:
+    return {row[0] for row in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}

@@ -1,264 +1,286 @@
 """Records in one SQLite database, the backend that needs no set-up."""
 
 import json
-import sqlite3
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-import uuid_utils
-
-from memstore.errors import StoreClosed, StoreDamaged
-from memstore.records.base import Draft, Insertion, StoredVectors, content_digest
-from memstore.records.faults import translated
-from memstore.records.lock import DirectoryLock
-from memstore.records.schema import COLUMNS, apply_schema
-from memstore.types import Fact, FactId, NewFact, OwnerId
-from memstore.validation import encode_metadata
+from memstore.errors import FeedGap
+from memstore.records.base import (
+    Applied,
+    Batch,
+    Finding,
+    OwnerHead,
+    OwnerStats,
+    Problem,
+    PurgeCounts,
+    StoredVectors,
+    VectorUpdate,
+)
+from memstore.records.codec import content_digest, pack_vectors, stored_vectors
+from memstore.records.sqlite_connection import SQLiteConnections
+from memstore.records.sqlite_upkeep import check, compact, doctor
+from memstore.records.sqlite_writes import FactWriter, append_change, trim_feed, unsealed
+from memstore.types import Change, ChangeKind, Fact, FactId, NewFact, OwnerId
 
 FILE_NAME = "records.sqlite3"
 
 
 class SQLiteRecords:
-    """A `RecordStore` in `directory/records.sqlite3`, held by one instance at a time.
+    """A `RecordStore` in `directory/records.sqlite3`; any number of processes on one machine may have it open.
 
-    One connection writes, under a lock; reads borrow a connection of their own, which the write-ahead log lets run
-    beside the writer. A commit returns after the disk has it.
+    A commit returns after the disk has it (`synchronous = FULL`). Removed content is overwritten (`secure_delete`).
+
+    Parameters
+    ----------
+    feed_retention
+        Changes that the feed keeps at least.
+    idempotency_ttl_s
+        How long an idempotency key is remembered at least; `compact` forgets older ones.
 
     Raises
     ------
-    StoreLocked, StoreReadOnly, StoreFull, StoreDamaged, StoreTooNew
+    StoreReadOnly, StoreFull, StoreDamaged, StoreTooNew
     """
 
     def __init__(
-        self, directory: Path, *, busy_timeout_s: float = 30.0, clock: Callable[[], float] = time.time
+        self,
+        directory: Path,
+        *,
+        busy_timeout_s: float = 30.0,
+        feed_retention: int = 100_000,
+        idempotency_ttl_s: float = 7 * 86400.0,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self.path = directory / FILE_NAME
-        self._busy_timeout_s = busy_timeout_s
+        self._db = SQLiteConnections(self.path, busy_timeout_s=busy_timeout_s)
+        self._feed_retention = feed_retention
+        self._idempotency_ttl_s = idempotency_ttl_s
         self._clock = clock
-        self._closed = False
-        self._writing = threading.Lock()
-        self._idle_readers: list[sqlite3.Connection] = []
-        with translated(directory):
-            directory.mkdir(parents=True, exist_ok=True)
-            self._lock = DirectoryLock(directory)
-        try:
-            with translated(self.path):
-                self._refuse_emptied_file()
-                self._writer = self._connect()
-                apply_schema(self._writer, self.path)
-        except BaseException:
-            self.close()
-            raise
 
-    def embedder_fingerprint(self) -> str | None:
-        """Return the fingerprint that the vectors were made with, or None in a new store."""
-        rows = self._read("SELECT value FROM meta WHERE key = 'embedder_fingerprint'")
-        return str(rows[0][0]) if rows else None
+    @property
+    def location(self) -> str:
+        """`sqlite:///` and the directory."""
+        return f"sqlite:///{self.path.parent}"
 
-    def set_embedder_fingerprint(self, fingerprint: str) -> None:
-        """Record the fingerprint that all vectors are made with from now on."""
-        with self._transaction() as db:
-            db.execute("INSERT OR REPLACE INTO meta (key, value) VALUES ('embedder_fingerprint', ?)", [fingerprint])
+    # ---- writing ----
 
-    def insert(self, owner: OwnerId, drafts: Sequence[Draft]) -> list[Insertion]:
-        """Store all drafts, or none; an identical fact of the owner is returned instead of stored again."""
-        with self._transaction() as db:
-            return [self._insert_one(db, owner, draft) for draft in drafts]
+    def apply(self, owner: OwnerId, batch: Batch, *, embedder: str) -> Applied:
+        """Apply `batch` as one transaction, and append what it did to the feed."""
+        with self._db.transaction() as db:
+            writer = FactWriter(db, owner, self.path, embedder=embedder, now=self._clock())
+            writer.check_embedder()
+            if batch.idempotency is not None and (replayed := writer.replay(batch.idempotency)) is not None:
+                return Applied(replayed, [])
+            removed = [fact for fact_id in batch.removals if (fact := writer.remove(fact_id)) is not None]
+            for replacement in batch.replacements:
+                writer.replace(replacement)
+            insertions = [writer.insert(draft) for draft in batch.drafts]
+            if batch.idempotency is not None:
+                writer.remember(batch.idempotency, insertions)
+            trim_feed(db, self._feed_retention)
+            return Applied(insertions, removed)
 
-    def find_identical(self, owner: OwnerId, facts: Sequence[NewFact]) -> list[Fact | None]:
-        """Return, for each of `facts`, the stored fact with the same content."""
-        found: list[Fact | None] = []
-        for fact in facts:
-            rows = self._read(
-                f"SELECT {COLUMNS} FROM facts WHERE owner = ? AND digest = ?", owner, content_digest(fact)
-            )
-            found.append(_fact(rows[0]) if rows else None)
-        return found
+    def purge(self, owner: OwnerId) -> PurgeCounts:
+        """Remove everything of `owner` and start the owner's next epoch."""
+        with self._db.transaction() as db:
+            counts = {
+                table: db.execute(f"DELETE FROM {table} WHERE owner = ?", [owner]).rowcount
+                for table in ("facts", "history", "vectors", "changes", "idempotency", "damaged")
+            }
+            append_change(db, ChangeKind.PURGED, owner, None, self._clock())
+            epoch = db.execute(
+                "UPDATE owners SET epoch = epoch + 1 WHERE owner = ? RETURNING epoch", [owner]
+            ).fetchall()[0][0]
+        return PurgeCounts(
+            facts=counts["facts"] + counts["damaged"],
+            history=counts["history"],
+            vectors=counts["vectors"],
+            changes=counts["changes"],
+            idempotency_keys=counts["idempotency"],
+            epoch=epoch,
+            remains=self._db.truncate_log(),
+        )
 
-    def get(self, owner: OwnerId, fact_id: FactId) -> Fact | None:
-        """Return one fact, or None."""
-        facts = self.get_many(owner, [fact_id])
-        return facts[0] if facts else None
+    # ---- reading ----
+
+    def head(self, owner: OwnerId) -> OwnerHead:
+        """Return what caches of one owner are fenced by."""
+        [(epoch, position, next_expiry, embedder)] = self._db.read(
+            "SELECT (SELECT epoch FROM owners WHERE owner = ?1), (SELECT position FROM owners WHERE owner = ?1),"
+            " (SELECT min(expires_at) FROM facts WHERE owner = ?1 AND expires_at IS NOT NULL),"
+            " (SELECT value FROM meta WHERE key = 'embedder')",
+            owner,
+        )
+        return OwnerHead(epoch or 0, position or 0, next_expiry, embedder)
 
     def get_many(self, owner: OwnerId, fact_ids: Sequence[FactId]) -> list[Fact]:
         """Return the facts that exist, in the order of `fact_ids`."""
-        wanted = json.dumps(list(fact_ids))
-        rows = self._read(
-            f"SELECT {COLUMNS} FROM facts WHERE owner = ? AND id IN (SELECT value FROM json_each(?))", owner, wanted
+        facts = self._facts(
+            owner, "id IN (SELECT value FROM json_each(?))", json.dumps(list(dict.fromkeys(fact_ids)), default=str)
         )
-        facts = {fact.id: fact for fact in map(_fact, rows)}
-        return [facts[fact_id] for fact_id in fact_ids if fact_id in facts]
+        by_id = {fact.id: fact for fact in facts}
+        return [by_id[fact_id] for fact_id in fact_ids if fact_id in by_id]
 
     def get_by_seqs(self, owner: OwnerId, seqs: Sequence[int]) -> dict[int, Fact]:
         """Return the facts that exist, by seq."""
-        wanted = json.dumps(list(seqs))
-        rows = self._read(
-            f"SELECT {COLUMNS} FROM facts WHERE owner = ? AND seq IN (SELECT value FROM json_each(?))", owner, wanted
-        )
-        return {fact.seq: fact for fact in map(_fact, rows)}
+        facts = self._facts(owner, "seq IN (SELECT value FROM json_each(?))", json.dumps([int(seq) for seq in seqs]))
+        return {fact.seq: fact for fact in facts}
 
-    def page(self, owner: OwnerId, *, stream: str | None, limit: int, after_seq: int) -> list[Fact]:
-        """Return up to `limit` facts with seq > `after_seq`, by seq; of one stream, or of all for None."""
-        of_stream = "" if stream is None else "AND stream = ?"
-        rows = self._read(
-            f"SELECT {COLUMNS} FROM facts WHERE owner = ? {of_stream} AND seq > ? ORDER BY seq LIMIT ?",
-            owner,
-            *([] if stream is None else [stream]),
-            after_seq,
-            limit,
-        )
-        return [_fact(row) for row in rows]
+    def find_identical(self, owner: OwnerId, facts: Sequence[NewFact]) -> list[Fact | None]:
+        """Return, for each of `facts`, the current fact with the same content."""
+        found: list[Fact | None] = []
+        for fact in facts:
+            found += self._facts(owner, "digest = ? AND is_current = 1", content_digest(fact)) or [None]
+        return found
 
-    def preceding(self, owner: OwnerId, stream: str, *, seq: int, limit: int) -> list[Fact]:
-        """Return the last `limit` facts of `stream` with a seq below `seq`, by seq."""
-        rows = self._read(
-            f"SELECT {COLUMNS} FROM facts WHERE owner = ? AND stream = ? AND seq < ? ORDER BY seq DESC LIMIT ?",
-            owner,
-            stream,
-            seq,
-            limit,
+    def page(
+        self, owner: OwnerId, *, stream: str | None, limit: int, after_seq: int, superseded: bool = False
+    ) -> list[Fact]:
+        """Return up to `limit` facts with seq > `after_seq`, by seq."""
+        condition = "seq > ?"
+        arguments: list[object] = [after_seq]
+        if stream is not None:
+            condition, arguments = f"{condition} AND stream = ?", [*arguments, stream]
+        if not superseded:
+            condition += " AND is_current = 1"
+        # SQLite's integers end at 2**63.
+        return self._facts(owner, f"{condition} ORDER BY seq LIMIT ?", *arguments, min(limit, 2**62))
+
+    def history(self, owner: OwnerId, fact_id: FactId) -> list[Fact]:
+        """Return the former versions of one fact, oldest first."""
+        rows = self._db.read(
+            "SELECT id, record FROM history WHERE owner = ? AND id = ? ORDER BY version", owner, fact_id
         )
-        return [_fact(row) for row in reversed(rows)]
+        return [unsealed(self.path, owner, *row) for row in rows]
+
+    def expired(self, owner: OwnerId, *, now: float) -> list[FactId]:
+        """Return the facts whose `expires_at` is at or before `now`."""
+        rows = self._db.read("SELECT id FROM facts WHERE owner = ? AND expires_at <= ? ORDER BY seq", owner, now)
+        return [FactId(row[0]) for row in rows]
 
     def count(self, owner: OwnerId) -> int:
-        """Return the number of facts."""
-        return int(self._read("SELECT count(*) FROM facts WHERE owner = ?", owner)[0][0])
+        """Return the number of current facts."""
+        return int(self._db.read("SELECT count(*) FROM facts WHERE owner = ? AND is_current = 1", owner)[0][0])
 
     def owners(self) -> list[OwnerId]:
         """Return every owner that has a fact, sorted."""
-        return [OwnerId(row[0]) for row in self._read("SELECT DISTINCT owner FROM facts ORDER BY owner")]
+        return [OwnerId(row[0]) for row in self._db.read("SELECT DISTINCT owner FROM facts ORDER BY owner")]
 
-    def vectors(self, owner: OwnerId, *, dimension: int) -> StoredVectors:
-        """Return all vectors of `owner`; raise `StoreDamaged` where one has another dimension."""
-        rows = self._read("SELECT seq, embedding FROM facts WHERE owner = ? ORDER BY seq", owner)
-        for seq, blob in rows:
-            if len(blob) != 4 * dimension:
-                raise StoreDamaged(
-                    f"{self.path}: the vector of fact seq {seq} has {len(blob)} bytes, not {4 * dimension}: reindex"
-                )
-        matrix = np.frombuffer(b"".join(blob for _, blob in rows), dtype="<f4").astype(np.float32)
-        return StoredVectors(np.array([seq for seq, _ in rows], dtype=np.int64), matrix.reshape(len(rows), dimension))
+    def stats(self, owner: OwnerId) -> OwnerStats:
+        """Return what the store holds of `owner`."""
+        [(total, current)] = self._db.read(
+            "SELECT count(*), coalesce(sum(is_current), 0) FROM facts WHERE owner = ?", owner
+        )
+        [(history,)] = self._db.read("SELECT count(*) FROM history WHERE owner = ?", owner)
+        facts = self._facts(owner, "is_current = 1")
+        text_bytes = sum(len(fact.text.encode()) for fact in facts)
+        return OwnerStats(current, total - current, history, text_bytes, self.head(owner).epoch)
 
-    def delete(self, owner: OwnerId, fact_id: FactId) -> Fact | None:
-        """Remove one fact with its vector and return it, or None."""
-        with self._transaction() as db:
-            rows = db.execute(f"DELETE FROM facts WHERE owner = ? AND id = ? RETURNING {COLUMNS}", [owner, fact_id])
-            removed = [_fact(row) for row in rows.fetchall()]
-        return removed[0] if removed else None
+    def changes(self, since: int, *, owner: OwnerId | None = None, limit: int = 1000) -> list[Change]:
+        """Return up to `limit` changes with position > `since`, in order."""
+        of_owner, arguments = ("", []) if owner is None else ("AND owner = ?", [owner])
+        rows = self._db.read(
+            "SELECT position, kind, owner, id, seq, version, at, (SELECT value FROM meta WHERE key = 'feed_floor')"
+            f" FROM changes WHERE position > ? {of_owner} ORDER BY position LIMIT ?",
+            since,
+            *arguments,
+            limit,
+        )
+        floor = int(rows[0][7] if rows else self._db.read("SELECT value FROM meta WHERE key = 'feed_floor'")[0][0])
+        if since < floor:
+            raise FeedGap(since=since, floor=floor)
+        return [Change(row[0], ChangeKind(row[1]), *row[2:7]) for row in rows]
 
-    def epoch(self, owner: OwnerId) -> int:
-        """Return how often `bump_epoch` was called for `owner`."""
-        rows = self._read("SELECT epoch FROM epochs WHERE owner = ?", owner)
-        return int(rows[0][0]) if rows else 0
+    def last_position(self) -> int:
+        """Return the position of the last change of all."""
+        return int(self._db.read("SELECT coalesce(max(position), 0) FROM owners")[0][0])
 
-    def bump_epoch(self, owner: OwnerId) -> int:
-        """Add one to the owner's epoch and return it."""
-        with self._transaction() as db:
-            rows = db.execute(
-                "INSERT INTO epochs (owner, epoch) VALUES (?, 1)"
-                " ON CONFLICT (owner) DO UPDATE SET epoch = epoch + 1 RETURNING epoch",
-                [owner],
+    # ---- vectors ----
+
+    def claim_embedder(self, fingerprint: str) -> str:
+        """Return the fingerprint that the vectors are made with; in a new store it becomes `fingerprint`."""
+        stored = self._db.read("SELECT value FROM meta WHERE key = 'embedder'")
+        if not stored:
+            with self._db.transaction() as db:
+                db.execute("INSERT OR IGNORE INTO meta (key, value) VALUES ('embedder', ?)", [fingerprint])
+            stored = self._db.read("SELECT value FROM meta WHERE key = 'embedder'")
+        return str(stored[0][0])
+
+    def vectors(self, owner: OwnerId, *, embedder: str, dimension: int) -> StoredVectors:
+        """Return all vectors of `owner` that `embedder` made."""
+        rows = self._db.read(
+            "SELECT seq, version, data FROM vectors WHERE owner = ? AND embedder = ? ORDER BY seq", owner, embedder
+        )
+        return stored_vectors(rows, dimension=dimension)
+
+    def vectors_of(self, owner: OwnerId, seqs: Sequence[int], *, embedder: str, dimension: int) -> StoredVectors:
+        """Return the vectors of these facts that `embedder` made."""
+        rows = self._db.read(
+            "SELECT seq, version, data FROM vectors WHERE owner = ? AND embedder = ?"
+            " AND seq IN (SELECT value FROM json_each(?)) ORDER BY seq",
+            owner,
+            embedder,
+            json.dumps([int(seq) for seq in seqs]),
+        )
+        return stored_vectors(rows, dimension=dimension)
+
+    def unindexed(self, owner: OwnerId, *, embedder: str, limit: int) -> list[Fact]:
+        """Return up to `limit` current facts that have no vectors of `embedder` in their present version."""
+        return self._facts(
+            owner,
+            "is_current = 1 AND NOT EXISTS (SELECT 1 FROM vectors WHERE vectors.owner = facts.owner AND embedder = ?"
+            " AND vectors.seq = facts.seq AND vectors.version = facts.version) ORDER BY seq LIMIT ?",
+            embedder,
+            limit,
+        )
+
+    def put_vectors(self, owner: OwnerId, updates: Sequence[VectorUpdate], *, embedder: str) -> int:
+        """Store vectors of facts that still have the version they were made of; return how many."""
+        with self._db.transaction() as db:
+            return sum(
+                db.execute(
+                    "INSERT OR REPLACE INTO vectors (owner, embedder, seq, version, data)"
+                    " SELECT owner, ?, seq, version, ? FROM facts"
+                    " WHERE owner = ? AND seq = ? AND version = ? AND is_current = 1",
+                    [embedder, pack_vectors(seq, version, vectors), owner, seq, version],
+                ).rowcount
+                for seq, version, vectors in updates
             )
-            return int(rows.fetchall()[0][0])
+
+    def adopt_embedder(self, fingerprint: str) -> bool:
+        """Make `fingerprint` the store's embedder if every current fact has its vectors, else return False."""
+        with self._db.transaction() as db:
+            lacking = db.execute(
+                "SELECT 1 FROM facts WHERE is_current = 1 AND NOT EXISTS (SELECT 1 FROM vectors"
+                " WHERE vectors.owner = facts.owner AND embedder = ? AND vectors.seq = facts.seq"
+                " AND vectors.version = facts.version) LIMIT 1",
+                [fingerprint],
+            ).fetchall()
+            if lacking:
+                return False
+            db.execute("INSERT OR REPLACE INTO meta (key, value) VALUES ('embedder', ?)", [fingerprint])
+            db.execute("DELETE FROM vectors WHERE embedder <> ?", [fingerprint])
+            return True
+
+    # ---- upkeep ----
+
+    def check(self, *, embedder: str | None, dimension: int | None, repair: bool) -> list[Problem]:
+        """Return everything whose parts do not fit together; mend what can be mended if `repair`."""
+        return check(self._db, embedder=embedder, dimension=dimension, repair=repair, now=self._clock())
+
+    def compact(self) -> tuple[int, int]:
+        """Forget old idempotency keys and rewrite the file without free pages; return the bytes before and after."""
+        return compact(self._db, keys_before=self._clock() - self._idempotency_ttl_s)
+
+    def doctor(self) -> list[Finding]:
+        """Return what an operator should know."""
+        return doctor(self._db)
 
     def close(self) -> None:
-        """Release the connections and the directory; may be called twice."""
-        with self._writing:
-            self._closed = True
-            while self._idle_readers:
-                self._idle_readers.pop().close()
-            if hasattr(self, "_writer"):
-                self._writer.close()
-            self._lock.release()
+        """Release the connections; may be called twice."""
+        self._db.close()
 
-    def _refuse_emptied_file(self) -> None:
-        # SQLite takes an empty file for a new database: facts that were cut off would be gone without a word.
-        if self.path.exists() and self.path.stat().st_size == 0:
-            raise StoreDamaged(f"{self.path} is empty: restore a copy, or delete it where the store was never used")
-
-    def _connect(self) -> sqlite3.Connection:
-        connection = sqlite3.connect(
-            self.path, timeout=self._busy_timeout_s, isolation_level=None, check_same_thread=False
-        )
-        connection.execute("PRAGMA synchronous = FULL")
-        return connection
-
-    @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._writing, translated(self.path):
-            self._check_open()
-            self._writer.execute("BEGIN IMMEDIATE")
-            try:
-                yield self._writer
-                self._writer.execute("COMMIT")
-            finally:
-                # A full disk may have rolled back already.
-                if self._writer.in_transaction:
-                    self._writer.execute("ROLLBACK")
-
-    def _read(self, query: str, *arguments: object) -> list[Any]:
-        with translated(self.path):
-            self._check_open()
-            try:
-                connection = self._idle_readers.pop()
-            except IndexError:
-                connection = self._connect()
-            try:
-                return connection.execute(query, arguments).fetchall()
-            finally:
-                if self._closed:
-                    connection.close()
-                else:
-                    self._idle_readers.append(connection)
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise StoreClosed(f"{self.path} has been closed: open a new store")
-
-    def _insert_one(self, db: sqlite3.Connection, owner: OwnerId, draft: Draft) -> Insertion:
-        fact, digest, now = draft.fact, content_digest(draft.fact), self._clock()
-        blob = np.ascontiguousarray(draft.vector, dtype="<f4").tobytes()
-        written = db.execute(
-            "INSERT INTO facts (id, owner, text, stream, speaker, time, metadata, version, created_at, updated_at,"
-            " digest, embedding) VALUES (?, ?, ?, ?, ?, ?, ?, 1, ?, ?, ?, ?)"
-            f" ON CONFLICT (owner, digest) DO NOTHING RETURNING {COLUMNS}",
-            [
-                str(uuid_utils.uuid7()),
-                owner,
-                fact.text,
-                fact.stream,
-                fact.speaker,
-                fact.time,
-                encode_metadata(fact.metadata),
-                now,
-                now,
-                digest,
-                blob,
-            ],
-        ).fetchall()
-        if written:
-            return Insertion(_fact(written[0]), created=True)
-        present = db.execute(f"SELECT {COLUMNS} FROM facts WHERE owner = ? AND digest = ?", [owner, digest]).fetchall()
-        return Insertion(_fact(present[0]), created=False)
-
-
-def _fact(row: Sequence[Any]) -> Fact:
-    id_, owner, text, stream, speaker, time_, metadata, version, seq, created_at, updated_at = row
-    return Fact(
-        id=FactId(id_),
-        owner=OwnerId(owner),
-        text=text,
-        stream=stream,
-        speaker=speaker,
-        time=time_,
-        metadata=json.loads(metadata),
-        version=version,
-        seq=seq,
-        created_at=created_at,
-        updated_at=updated_at,
-    )
+    def _facts(self, owner: OwnerId, condition: str, *arguments: object) -> list[Fact]:
+        rows = self._db.read(f"SELECT id, record FROM facts WHERE owner = ? AND {condition}", owner, *arguments)
+        return [unsealed(self.path, owner, *row) for row in rows]

@@ -36,9 +36,15 @@ def blobs(tmp_path: Path, settings: MemStoreSettings) -> Iterator[KVBlobs]:
         yield opened
 
 
+@pytest.fixture(params=["sqlite", "redis"])
+def location(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Where an empty store is, on each backend."""
+    return f"sqlite:///{tmp_path / 'store'}" if request.param == "sqlite" else request.getfixturevalue("redis_url")
+
+
 @pytest.fixture
-def store(tmp_path: Path, settings: MemStoreSettings, blobs: KVBlobs) -> Iterator[MemStore]:
-    with MemStore(tmp_path / "store", embedder=BigramEmbedder(), settings=settings, blobs=blobs) as opened:
+def store(location: str, settings: MemStoreSettings, blobs: KVBlobs) -> Iterator[MemStore]:
+    with MemStore(location, embedder=BigramEmbedder(), settings=settings, blobs=blobs) as opened:
         yield opened
 
 

@@ -1,6 +1,5 @@
 """`MemStore`: adding, reading, searching, deleting."""
 
-import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -169,21 +168,15 @@ def test_progress_counts_what_is_embedded(tmp_path: Path) -> None:
         assert store.add_many("ana", []) == []
 
 
-def test_neighbours_are_the_turns_before(store: MemStore) -> None:
-    turns = store.add_many("ana", [NewFact(f"turn {i}", stream="D1") for i in range(5)])
-    store.add("ana", "elsewhere", stream="D2")
-    assert store.neighbours("ana", "D1", turns[4].seq, before=3) == turns[1:4]
-    assert store.neighbours("ana", "D1", turns[1].seq, before=3) == turns[:1]
-    assert store.neighbours("ana", "D1", turns[1].seq, before=0) == []
-
-
 def test_list_refuses_a_negative_limit(store: MemStore) -> None:
     with pytest.raises(InvalidQuery):
         store.list("ana", limit=-1)
 
 
-def test_epochs(store: MemStore) -> None:
-    assert (store.epoch("ana"), store.bump_epoch("ana"), store.epoch("ana"), store.epoch("bo")) == (0, 1, 1, 0)
+def test_a_purge_starts_the_next_epoch(store: MemStore) -> None:
+    assert store.epoch("ana") == 0
+    store.purge("ana")
+    assert (store.epoch("ana"), store.epoch("bo")) == (1, 0)
 
 
 @pytest.mark.parametrize("owners", [1, 16])
@@ -241,28 +234,18 @@ def test_another_embedder_of_the_same_dimension_is_refused(tmp_path: Path) -> No
         assert texts(store, "ana") == ["one"]
 
 
-def test_truncation_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Case M15, as far as it goes without several vectors per fact."""
-    with MemStore(tmp_path, embedder=BigramEmbedder(max_tokens=5)) as store, caplog.at_level(logging.WARNING):
-        store.add("ana", "five words fit in here")
-        assert not caplog.records
-        store.add("ana", "and the sixth word is zeppelin")
-        assert "first 5 tokens" in caplog.text
-        assert store.truncated("and the sixth word is zeppelin")
-
-
 def test_facts_outlive_the_store(tmp_path: Path, settings: MemStoreSettings) -> None:
     with MemStore(tmp_path, embedder=BigramEmbedder(), settings=settings) as store:
         kept, gone = store.add("ana", "kept"), store.add("ana", "gone")
         store.delete("ana", gone.id)
-        store.bump_epoch("ana")
+        store.purge("bo")
     store.close()
     with pytest.raises(StoreClosed):
         store.count("ana")
     with MemStore(tmp_path, embedder=BigramEmbedder(), settings=settings) as store:
         assert store.list("ana") == [kept]
         assert [hit.fact for hit in store.search("ana", "gone", k=9)] == [kept]
-        assert store.epoch("ana") == 1
+        assert store.epoch("bo") == 1
         assert store.add("ana", "new").seq > gone.seq
 
 

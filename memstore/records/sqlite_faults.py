@@ -18,7 +18,7 @@ _BY_SQLITE_NAME: tuple[tuple[str, type[StoreError], str], ...] = (
     ("SQLITE_CANTOPEN", StoreReadOnly, "{path} cannot be opened: check that the directory exists and is writable"),
     ("SQLITE_NOTADB", StoreDamaged, "{path} is not a record database: restore a copy, or use another directory"),
     ("SQLITE_CORRUPT", StoreDamaged, "{path} is damaged: restore a copy; what can be read is left as it is"),
-    ("SQLITE_BUSY", StoreBusy, "{path} is locked by another connection: end the program that has it open"),
+    ("SQLITE_BUSY", StoreBusy, "{path} is being written by another program: repeat, or end that program"),
     ("SQLITE_IOERR", StoreError, "{path} cannot be read or written: check the disk and its quota"),
 )
 
@@ -41,6 +41,8 @@ def translated(path: Path) -> Iterator[None]:
         for prefix, kind, advice in _BY_SQLITE_NAME:
             if name.startswith(prefix):
                 raise kind(f"{advice.format(path=path)} ({name}: {error})") from error
+        if "decode to UTF-8" in str(error):
+            raise StoreDamaged(f"{path} is damaged: a text in it is no text ({error})") from error
         raise StoreError(f"{path} refused an operation ({name or type(error).__name__}: {error})") from error
     except OSError as error:
         kind, advice = _BY_ERRNO.get(error.errno or 0, (StoreError, "{path} cannot be used as a store"))

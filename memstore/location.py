@@ -1,0 +1,56 @@
+"""Where a store is: a directory, or a URL."""
+
+from pathlib import Path
+
+from memstore.errors import InvalidLocation
+from memstore.records.base import RecordStore
+from memstore.records.sqlite import SQLiteRecords
+from memstore.settings import MemStoreSettings
+
+_REDIS_SCHEMES = ("redis", "rediss", "redis+sentinel", "rediss+sentinel")
+
+
+def directory_of(location: str | Path) -> Path | None:
+    """Return the directory of a store on this machine, or None where it is on a server.
+
+    Raises
+    ------
+    InvalidLocation
+        A scheme that is not known. The message never shows what could be a password.
+    """
+    if isinstance(location, Path):
+        return location
+    scheme, separator, rest = location.partition("://")
+    if not separator:
+        if not location:
+            raise InvalidLocation("the store's location is empty: pass a directory or a URL")
+        return Path(location)
+    if scheme == "sqlite":
+        if not rest.startswith("/") or rest == "/":
+            raise InvalidLocation("write sqlite:///DIR for a directory, and sqlite:////DIR for an absolute one")
+        # As SQLAlchemy has it: three slashes are relative, four are absolute.
+        return Path(rest[1:])
+    if scheme in _REDIS_SCHEMES:
+        return None
+    raise InvalidLocation(f"{scheme[:20]!r} is no scheme of a store: use sqlite:///DIR, {', '.join(_REDIS_SCHEMES)}")
+
+
+def open_records(location: str | Path, settings: MemStoreSettings) -> RecordStore:
+    """Return the record store at `location`: a directory, `sqlite:///DIR`, or a Redis URL.
+
+    Raises
+    ------
+    InvalidLocation, StoreError
+    """
+    directory = directory_of(location)
+    if directory is not None:
+        return SQLiteRecords(
+            directory,
+            busy_timeout_s=settings.busy_timeout_s,
+            feed_retention=settings.feed_retention,
+            idempotency_ttl_s=settings.idempotency_ttl_s,
+        )
+    # Here and not above: who has no Redis should not wait for its client.
+    from memstore.records.redis import RedisOptions, RedisRecords
+
+    return RedisRecords(str(location), options=RedisOptions.from_settings(settings))

@@ -1,0 +1,175 @@
+-- Applies a batch to one owner. Replies {'ok', ...} with, in order, 'removed' id, 'created' seq id, 'twin' id record; or
+-- {'stale'}, {'conflict', id}, {'duplicate', id}, {'embedder', stored}, {'key-conflict'}, {'gone', id}.
+
+local request, now, encoded, owner, retention = take(), take(), take(), take(), tonumber(take())
+local embedder, made_by = take(), take()
+local key, key_digest = take(), take()
+local num_removals, num_replacements, num_drafts = tonumber(take()), tonumber(take()), tonumber(take())
+
+local function answer(lines)
+  local reply = {'ok'}
+  for verb, rest in string.gmatch(lines, '(%l+) ([^\n]+)\n') do
+    reply[#reply + 1] = verb
+    if verb == 'created' then
+      local seq, id = string.match(rest, '^(%d+) (.+)$')
+      reply[#reply + 1] = seq
+      reply[#reply + 1] = id
+    elseif verb == 'twin' then
+      local record = call('HGET', own .. 'records', rest)
+      if not record then return {'gone', rest} end
+      reply[#reply + 1] = rest
+      reply[#reply + 1] = record
+    else
+      reply[#reply + 1] = rest
+    end
+  end
+  return reply
+end
+
+local before = remembered(request)
+if before then return answer(before) end
+refuse_foreign_keys()
+
+local stored_embedder = call('HGET', KEYS[1], 'embedder')
+if stored_embedder ~= embedder then return {'embedder', stored_embedder or 'none'} end
+
+if key ~= '' then
+  local known = call('HGET', own .. 'idempotency', key)
+  if known then
+    local digest, start = string.match(known, '^(%S+) %S+()')
+    if digest ~= key_digest then return {'key-conflict'} end
+    local lines = {}
+    for id in string.gmatch(string.sub(known, start), '%S+') do lines[#lines + 1] = 'twin ' .. id .. '\n' end
+    return answer(table.concat(lines))
+  end
+end
+
+-- ---- decide ----
+
+-- What the batch has changed so far; false for what is gone.
+local entries, twins = {}, {}
+
+local function entry(id)
+  if entries[id] == nil then
+    local raw = call('HGET', own .. 'index', id)
+    entries[id] = raw and parse(raw, id)
+    if raw and call('HEXISTS', own .. 'records', id) == 0 then error('DAMAGED fact ' .. id .. ' has no record') end
+  end
+  return entries[id]
+end
+
+local function twin(digest)
+  if twins[digest] == nil then twins[digest] = call('HGET', own .. 'digests', digest) end
+  return twins[digest]
+end
+
+local writes, lines, added = {}, {}, {}
+
+local function plan(write) writes[#writes + 1] = write end
+
+local function free_digest(id, e)
+  if e.state == 'c' and twin(e.digest) == id then twins[e.digest] = false end
+end
+
+local function plan_removal(id, e)
+  entries[id] = false
+  free_digest(id, e)
+  plan(function()
+    change(now, encoded, 'deleted', id, e.seq, e.version)
+    unlink(id, e)
+    call('HDEL', own .. 'records', id)
+    for version = 1, tonumber(e.version) - 1 do call('HDEL', own .. 'history', id .. ':' .. version) end
+    drop_vectors(e.seq)
+  end)
+end
+
+for _ = 1, num_removals do
+  local id, expected = take(), take()
+  local e = entry(id)
+  if e then
+    local record = call('HGET', own .. 'records', id)
+    -- Whoever asked has to return what was removed, and has read another version.
+    if string.sub(record, 1, #expected) ~= expected then return {'stale'} end
+    plan_removal(id, e)
+    lines[#lines + 1] = 'removed ' .. id .. '\n'
+  end
+end
+
+for _ = 1, num_replacements do
+  local id, expected_version, new, body, rows = take(), take(), take_entry(), take(), take()
+  local e = entry(id)
+  if not e or e.version ~= expected_version or e.seq ~= new.seq then return {'conflict', id} end
+  if new.state == 'c' then
+    local other = twin(new.digest)
+    if other and other ~= id then return {'duplicate', other} end
+  end
+  free_digest(id, e)
+  if new.state == 'c' then twins[new.digest] = id end
+  entries[id] = new
+  plan(function()
+    change(now, encoded, new.state == 'c' and 'updated' or 'superseded', id, new.seq, new.version)
+    if new.version ~= e.version then
+      call('HSET', own .. 'history', id .. ':' .. e.version, call('HGET', own .. 'records', id))
+    end
+    unlink(id, e)
+    call('HSET', own .. 'records', id, seal(new.seq, body))
+    link(id, new)
+    if new.state == 's' or rows ~= '' then
+      drop_vectors(new.seq)
+    elseif new.version ~= e.version then
+      carry_vectors(new.seq, e.version, new.version)
+    end
+    if new.state == 'c' and rows ~= '' then
+      call('HSET', root .. 'embedders', made_by, embedder)
+      call('HSET', own .. 'vectors:' .. made_by, new.seq, seal_rows(new.seq, new.version, rows))
+    end
+  end)
+end
+
+for _ = 1, num_drafts do
+  local id, supersedes, e, body, rows = take(), take(), take_entry(), take(), take()
+  local other = twin(e.digest)
+  if other then
+    local o = entry(other)
+    if not o then error('DAMAGED fact ' .. other .. ' has no index entry') end
+    if o.expires ~= '-' and tonumber(o.expires) <= tonumber(now) then
+      plan_removal(other, o)
+      other = false
+    elseif supersedes ~= '' then
+      return {'conflict', supersedes}
+    elseif not o.is_new and not is_intact(call('HGET', own .. 'records', other)) then
+      error('DAMAGED record of fact ' .. other)
+    end
+  end
+  if other then
+    lines[#lines + 1] = 'twin ' .. other .. '\n'
+    added[#added + 1] = other
+  else
+    local place = #lines + 1
+    lines[place] = ''
+    added[#added + 1] = id
+    e.is_new = true
+    entries[id], twins[e.digest] = e, id
+    plan(function()
+      e.seq = digits(call('INCR', root .. 'seq'))
+      lines[place] = 'created ' .. e.seq .. ' ' .. id .. '\n'
+      change(now, encoded, 'added', id, e.seq, e.version)
+      call('HSET', own .. 'records', id, seal(e.seq, body))
+      link(id, e)
+      call('HSET', root .. 'embedders', made_by, embedder)
+      call('HSET', own .. 'vectors:' .. made_by, e.seq, seal_rows(e.seq, e.version, rows))
+    end)
+  end
+end
+
+-- ---- write ----
+
+for _, write in ipairs(writes) do write() end
+if key ~= '' then call('HSET', own .. 'idempotency', key, key_digest .. ' ' .. now .. ' ' .. table.concat(added, ' ')) end
+local told = table.concat(lines)
+if #writes > 0 or key ~= '' then
+  list_owner(owner)
+  trim_feed(retention)
+  remember(request, told)
+end
+return answer(told)

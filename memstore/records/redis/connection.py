@@ -1,0 +1,149 @@
+"""Connections to a Redis server, or to the one that Sentinels say is the master."""
+
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import redis
+from pydantic import SecretStr
+from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
+from redis.connection import ConnectionPool
+from redis.credentials import UsernamePasswordCredentialProvider
+from redis.retry import Retry
+from redis.sentinel import Sentinel, SentinelConnectionPool
+
+from memstore.errors import StoreBusy, StoreClosed, StoreUnreachable
+from memstore.records.breaker import Breaker
+from memstore.records.redis.faults import is_worth_repeating, translated
+from memstore.records.redis.options import RedisLocation, RedisOptions
+
+T = TypeVar("T")
+
+_BACKOFF_S, _LONGEST_BACKOFF_S = 0.05, 0.5
+
+
+class RedisConnections:
+    """Runs commands, each call as a whole: repeated where the connection was lost, not tried while it is hopeless.
+
+    What is called may run twice on the server, so it has to be something of which the second time does no harm.
+    Thread-safe.
+    """
+
+    def __init__(self, location: RedisLocation, options: RedisOptions) -> None:
+        self.location = location
+        self.where = location.url
+        self._timeout_s = options.timeout_s
+        self._breaker = Breaker(options.breaker_s)
+        self._slots = threading.BoundedSemaphore(options.max_connections)
+        self._max_connections = options.max_connections
+        self._retry = Retry(
+            ExponentialWithJitterBackoff(base=_BACKOFF_S, cap=_LONGEST_BACKOFF_S),
+            options.retries,
+            supported_errors=(redis.RedisError, OSError),
+        )
+        self._closed = False
+        self._sentinel: Sentinel | None = None
+        # Its types are unions of what the asynchronous client returns.
+        self._client: Any = self._sentinel_client(options) if location.service else self._plain_client()
+
+    def call(self, command: Callable[[Any], T]) -> T:
+        """Return what `command` returns when called with a client; raise `StoreError`."""
+        if self._closed:
+            raise StoreClosed(f"{self.where} has been closed: open a new store")
+        if not self._slots.acquire(timeout=self._timeout_s):
+            raise StoreBusy(f"all {self._max_connections} connections to {self.where} are in use: allow more")
+        try:
+            return self._through_breaker(command)
+        finally:
+            self._slots.release()
+
+    def pipeline(self, build: Callable[[Any], object]) -> list[Any]:
+        """Return the replies to the commands that `build` puts into a pipeline; nothing happens between them."""
+
+        def run(client: Any) -> list[Any]:
+            with client.pipeline(transaction=True) as pipe:
+                build(pipe)
+                replies: list[Any] = pipe.execute()
+                return replies
+
+        return self.call(run)
+
+    def script(self, source: str) -> Callable[[Any, list[str], list[bytes | str]], Any]:
+        """Return what runs a Lua script: called with a client, keys and arguments."""
+        script = self._client.register_script(source)
+        return lambda client, keys, arguments: script(keys=keys, args=arguments, client=client)
+
+    def close(self) -> None:
+        """Close every connection; may be called twice."""
+        self._closed = True
+        self._client.close()
+        self._client.connection_pool.disconnect()
+        if self._sentinel is not None:
+            self._sentinel.close()
+
+    def _through_breaker(self, command: Callable[[Any], T]) -> T:
+        if not self._breaker.may_call():
+            raise StoreUnreachable(f"{self.where} did not answer a moment ago: try again later")
+        answered = True
+        try:
+            with translated(self.where):
+                return self._retry.call_with_retry(
+                    lambda: command(self._client), lambda error: None, is_retryable=is_worth_repeating
+                )
+        except StoreUnreachable:
+            answered = False
+            raise
+        finally:
+            if answered:
+                self._breaker.succeeded()
+            else:
+                self._breaker.failed()
+
+    def _plain_client(self) -> redis.Redis:
+        [(host, port)] = self.location.addresses
+        secure = {"connection_class": redis.SSLConnection, **self._tls()} if self.location.tls else {}
+        pool = ConnectionPool(host=host, port=port, **self._data_server(), **secure)
+        return redis.Redis(connection_pool=pool)
+
+    def _sentinel_client(self, options: RedisOptions) -> redis.Redis:
+        secure = {"ssl": True, **self._tls()} if self.location.tls else {}
+        self._sentinel = Sentinel(
+            self.location.addresses, sentinel_kwargs={**self._socket(), **_login(None, options.sentinel_password), **secure}
+        )
+        pool = SentinelConnectionPool(self.location.service, self._sentinel, **self._data_server(), **secure)
+        return redis.Redis(connection_pool=pool)
+
+    def _data_server(self) -> dict[str, Any]:
+        return {
+            **self._socket(),
+            **_login(self.location.username, self.location.password),
+            "db": self.location.db,
+            "max_connections": self._max_connections,
+        }
+
+    def _socket(self) -> dict[str, Any]:
+        # Repeating is up to `call` alone; connections that repeat on their own would multiply it.
+        return {
+            "socket_timeout": self._timeout_s,
+            "socket_connect_timeout": self._timeout_s,
+            "socket_keepalive": True,
+            "retry": Retry(NoBackoff(), 0),
+            "protocol": 2,
+            "driver_info": None,
+        }
+
+    def _tls(self) -> dict[str, Any]:
+        files = {"ssl_ca_certs": self.location.ca, "ssl_certfile": self.location.cert, "ssl_keyfile": self.location.key}
+        return {
+            "ssl_cert_reqs": "required",
+            "ssl_check_hostname": True,
+            **{name: str(path) for name, path in files.items() if path is not None},
+        }
+
+
+def _login(username: str | None, password: SecretStr | None) -> dict[str, Any]:
+    # Behind a provider, since redis-py puts a pool's arguments into its repr and some errors.
+    if username is None and password is None:
+        return {}
+    secret = "" if password is None else password.get_secret_value()
+    return {"credential_provider": UsernamePasswordCredentialProvider(username, secret)}

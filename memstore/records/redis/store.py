@@ -1,0 +1,357 @@
+"""Records on a Redis server, which many machines can share."""
+
+import logging
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any, TypeVar
+
+import numpy as np
+
+from memstore.errors import FeedGap, StoreBusy, StoreError
+from memstore.records.base import (
+    Applied,
+    Batch,
+    Finding,
+    OwnerHead,
+    OwnerStats,
+    Problem,
+    PurgeCounts,
+    StoredVectors,
+    VectorUpdate,
+)
+from memstore.records.codec import content_digest
+from memstore.records.redis.check import Checker
+from memstore.records.redis.connection import RedisConnections
+from memstore.records.redis.doctor import doctor, eviction_risk
+from memstore.records.redis.keys import (
+    Keys,
+    decode_owner,
+    encode_owner,
+    pack_rows,
+    parse_entry,
+    short_digest,
+    unpack_rows,
+)
+from memstore.records.redis.options import RedisOptions, parse_location
+from memstore.records.redis.schema import open_schema
+from memstore.records.redis.scripts import Scripts
+from memstore.records.redis.server_files import compact, rewrite_files
+from memstore.records.redis.writes import Present, outcome, present, request, unsealed
+from memstore.types import Change, ChangeKind, Fact, FactId, NewFact, OwnerId
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+_BATCH = 500
+_MOST_ROWS = 10**9
+_ATTEMPTS = 10
+
+
+class RedisRecords:
+    """A `RecordStore` on a Redis server (>= 6.2, no modules, no cluster).
+
+    When a write is acknowledged it is in the server's memory; whether also on its disk is up to `appendfsync`, see
+    `doctor`. The layout of the keys is described in the package.
+
+    Parameters
+    ----------
+    location
+        `redis://`, `rediss://`, `redis+sentinel://` or `rediss+sentinel://`, see `parse_location`.
+
+    Raises
+    ------
+    InvalidLocation, StoreUnreachable, StoreRefused, StoreTLSError, StoreBusy, StoreDamaged, StoreTooNew
+    """
+
+    def __init__(
+        self, location: str, *, options: RedisOptions | None = None, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._options = options or RedisOptions()
+        self._clock = clock
+        place = parse_location(location, self._options)
+        self._keys = Keys(place.prefix)
+        self._redis = RedisConnections(place, self._options)
+        self._scripts = Scripts(self._redis, self._keys)
+        try:
+            open_schema(self._redis, self._keys, self._scripts)
+            risk = eviction_risk(self._redis)
+        except BaseException:
+            self.close()
+            raise
+        if risk is not None:
+            logger.warning("%s: %s", self.location, risk)
+
+    @property
+    def location(self) -> str:
+        """The URL without user and password."""
+        return self._redis.where
+
+    # ---- writing ----
+
+    def apply(self, owner: OwnerId, batch: Batch, *, embedder: str) -> Applied:
+        """Apply `batch` in one script, and append what it did to the feed."""
+        for _ in range(_ATTEMPTS):
+            removals = self._present(owner, batch.removals)
+            now = self._clock()
+            sent = request(owner, batch, removals, now=now)
+            head = [*self._about(owner, now), embedder, short_digest(embedder)]
+            reply = self._scripts.run("apply", owner, [*head, *sent.arguments])
+            applied = outcome(self.location, owner, sent, removals, batch, embedder, reply)
+            if applied is not None:
+                return applied
+        raise StoreBusy(f"{self.location}: other writers keep changing what is to be removed: try again later")
+
+    def purge(self, owner: OwnerId) -> PurgeCounts:
+        """Remove everything of `owner` and start the owner's next epoch; then have the server rewrite its files."""
+        counts = self._scripts.run("purge", owner, self._about(owner, self._clock()))
+        return PurgeCounts(*counts, remains=rewrite_files(self._redis, wait_s=self._options.disk_wait_s))
+
+    # ---- reading ----
+
+    def head(self, owner: OwnerId) -> OwnerHead:
+        """Return what caches of one owner are fenced by."""
+        own = self._keys.of(owner)
+        (epoch, position), soonest, embedder = self._redis.pipeline(
+            lambda pipe: (
+                pipe.hmget(f"{own}head", "epoch", "position"),
+                pipe.zrange(f"{own}expiry", 0, 0, withscores=True),
+                pipe.hget(self._keys.meta, "embedder"),
+            )
+        )
+        return OwnerHead(
+            int(epoch or 0),
+            int(position or 0),
+            soonest[0][1] if soonest else None,
+            None if embedder is None else embedder.decode(),
+        )
+
+    def get_many(self, owner: OwnerId, fact_ids: Sequence[FactId]) -> list[Fact]:
+        """Return the facts that exist, in the order of `fact_ids`."""
+        found = self._records(owner, dict.fromkeys(fact_ids))
+        facts = {fact_id: unsealed(self.location, owner, fact_id, record) for fact_id, record in found}
+        return [facts[fact_id] for fact_id in fact_ids if fact_id in facts]
+
+    def get_by_seqs(self, owner: OwnerId, seqs: Sequence[int]) -> dict[int, Fact]:
+        """Return the facts that exist, by seq."""
+        facts: list[Fact] = []
+        for chunk in _chunks(int(seq) for seq in seqs):
+            facts += self._facts(owner, self._scripts.run("by_seqs", owner, chunk))
+        return {fact.seq: fact for fact in facts}
+
+    def find_identical(self, owner: OwnerId, facts: Sequence[NewFact]) -> list[Fact | None]:
+        """Return, for each of `facts`, the current fact with the same content."""
+        found: list[Fact | None] = []
+        for chunk in _chunks(content_digest(fact) for fact in facts):
+            reply = self._scripts.run("identical", owner, chunk)
+            found += [
+                None if fact_id is None else unsealed(self.location, owner, fact_id.decode(), record)
+                for fact_id, record in _pairs(reply)
+            ]
+        return found
+
+    def page(
+        self, owner: OwnerId, *, stream: str | None, limit: int, after_seq: int, superseded: bool = False
+    ) -> list[Fact]:
+        """Return up to `limit` facts with seq > `after_seq`, by seq."""
+        digest = "" if stream is None else short_digest(stream)
+        facts: list[Fact] = []
+        while len(facts) < limit:
+            asked = min(limit - len(facts), _BATCH)
+            arguments = [digest, max(after_seq, 0), asked, int(superseded)]
+            batch = self._facts(owner, self._scripts.run("page", owner, arguments))
+            facts += batch
+            if len(batch) < asked:
+                break
+            after_seq = batch[-1].seq
+        return facts
+
+    def history(self, owner: OwnerId, fact_id: FactId) -> list[Fact]:
+        """Return the former versions of one fact, oldest first."""
+        reply = self._scripts.run("history", owner, [fact_id])
+        return [unsealed(self.location, owner, fact_id, record) for record in reply]
+
+    def expired(self, owner: OwnerId, *, now: float) -> list[FactId]:
+        """Return the facts whose `expires_at` is at or before `now`."""
+        ids = self._redis.call(lambda client: client.zrangebyscore(f"{self._keys.of(owner)}expiry", "-inf", now))
+        return [FactId(fact_id.decode()) for fact_id in ids]
+
+    def count(self, owner: OwnerId) -> int:
+        """Return the number of current facts."""
+        return int(self._redis.call(lambda client: client.zcard(f"{self._keys.of(owner)}current")))
+
+    def owners(self) -> list[OwnerId]:
+        """Return every owner that has a fact, sorted."""
+        names = self._redis.call(lambda client: client.zrange(self._keys.owners, 0, -1))
+        return sorted(OwnerId(name.decode()) for name in names)
+
+    def stats(self, owner: OwnerId) -> OwnerStats:
+        """Return what the store holds of `owner`."""
+        own = self._keys.of(owner)
+        lines, history, epoch = self._redis.pipeline(
+            lambda pipe: (pipe.hvals(f"{own}index"), pipe.hlen(f"{own}history"), pipe.hget(f"{own}head", "epoch"))
+        )
+        entries = [parse_entry(line) for line in lines]
+        current = [entry.text_bytes for entry in entries if entry.state == "c"]
+        return OwnerStats(len(current), len(entries) - len(current), history, sum(current), int(epoch or 0))
+
+    def changes(self, since: int, *, owner: OwnerId | None = None, limit: int = 1000) -> list[Change]:
+        """Return up to `limit` changes with position > `since`, in order."""
+        key = self._keys.feed if owner is None else f"{self._keys.of(owner)}changes"
+        entries, floor = self._redis.pipeline(
+            lambda pipe: (
+                pipe.xrange(key, f"{since + 1}-0", "+", count=max(limit, 1)),
+                pipe.hget(self._keys.meta, "feed_floor"),
+            )
+        )
+        if since < int(floor or 0):
+            raise FeedGap(since=since, floor=int(floor))
+        return [_change(position, fields, owner) for position, fields in entries[:limit]]
+
+    def last_position(self) -> int:
+        """Return the position of the last change of all."""
+        return int(self._redis.call(lambda client: client.get(self._keys.position)) or 0)
+
+    # ---- vectors ----
+
+    def claim_embedder(self, fingerprint: str) -> str:
+        """Return the fingerprint that the vectors are made with; in a new store it becomes `fingerprint`."""
+        stored = self._redis.call(lambda client: client.hget(self._keys.meta, "embedder"))
+        if stored is None:
+            self._redis.call(lambda client: client.hsetnx(self._keys.meta, "embedder", fingerprint))
+            stored = self._redis.call(lambda client: client.hget(self._keys.meta, "embedder"))
+        return str(stored.decode())
+
+    def vectors(self, owner: OwnerId, *, embedder: str, dimension: int) -> StoredVectors:
+        """Return all vectors of `owner` that `embedder` made."""
+        seqs = self._redis.call(lambda client: client.hkeys(self._keys.vectors(owner, embedder)))
+        return self.vectors_of(owner, [int(seq) for seq in seqs], embedder=embedder, dimension=dimension)
+
+    def vectors_of(self, owner: OwnerId, seqs: Sequence[int], *, embedder: str, dimension: int) -> StoredVectors:
+        """Return the vectors of these facts that `embedder` made."""
+        key = self._keys.vectors(owner, embedder)
+        found_seqs: list[int] = []
+        versions: list[int] = []
+        damaged: list[int] = []
+        rows = [np.empty((0, dimension), dtype=np.float32)]
+        for chunk in _chunks(sorted({int(seq) for seq in seqs})):
+            values = self._redis.call(lambda client, chunk=chunk: client.hmget(key, chunk))
+            for seq, value in zip(chunk, values, strict=True):
+                if value is None:
+                    continue
+                version, of_fact = unpack_rows(seq, value, dimension=dimension)
+                if of_fact is None:
+                    damaged.append(seq)
+                    continue
+                found_seqs += [seq] * len(of_fact)
+                versions += [version] * len(of_fact)
+                rows.append(of_fact)
+        return StoredVectors(
+            np.array(found_seqs, dtype=np.int64),
+            np.array(versions, dtype=np.int64),
+            np.concatenate(rows).astype(np.float32, copy=False),
+            damaged,
+        )
+
+    def unindexed(self, owner: OwnerId, *, embedder: str, limit: int) -> list[Fact]:
+        """Return up to `limit` current facts that have no vectors of `embedder` in their present version."""
+        facts: list[Fact] = []
+        after = 0
+        while len(facts) < limit:
+            reply = self._scripts.run(
+                "unindexed", owner, [short_digest(embedder), after, _BATCH, limit - len(facts)]
+            )
+            facts += self._facts(owner, reply[1:])
+            if reply[0] is None:
+                break
+            after = int(reply[0])
+        return facts
+
+    def put_vectors(self, owner: OwnerId, updates: Sequence[VectorUpdate], *, embedder: str) -> int:
+        """Store vectors of facts that still have the version they were made of; return how many."""
+        stored = 0
+        for chunk in _chunks(updates):
+            arguments: list[bytes | str | int] = [embedder, short_digest(embedder), len(chunk)]
+            for seq, version, vectors in chunk:
+                arguments += [int(seq), int(version), pack_rows(vectors)]
+            stored += int(self._scripts.run("put_vectors", owner, arguments))
+        return stored
+
+    def adopt_embedder(self, fingerprint: str) -> bool:
+        """Make `fingerprint` the store's embedder if every current fact has its vectors, else return False."""
+        for _ in range(_ATTEMPTS):
+            owners = self.owners()
+            if any(self.unindexed(owner, embedder=fingerprint, limit=1) for owner in owners):
+                return False
+            arguments: list[bytes | str | int] = [fingerprint, short_digest(fingerprint), len(owners)]
+            for owner in owners:
+                arguments += [owner, encode_owner(owner)]
+            verdict = int(self._scripts.run("adopt", None, arguments))
+            if verdict >= 0:
+                return bool(verdict)
+        raise StoreBusy(f"{self.location}: other writers keep adding owners: try again later")
+
+    # ---- upkeep ----
+
+    def check(self, *, embedder: str | None, dimension: int | None, repair: bool) -> list[Problem]:
+        """Return everything whose parts do not fit together; mend what can be mended if `repair`."""
+        checker = Checker(self._redis, self._keys, self._scripts, repair=repair, now=self._clock())
+        return checker.run(embedder=embedder, dimension=dimension)
+
+    def compact(self) -> tuple[int, int]:
+        """Forget old idempotency keys and have the server give back memory; return its bytes in use."""
+        keys_before = self._clock() - self._options.idempotency_ttl_s
+        return compact(self._redis, self._keys, self.owners(), keys_before=keys_before, wait_s=self._options.disk_wait_s)
+
+    def doctor(self) -> list[Finding]:
+        """Return what an operator should know."""
+        return doctor(self._redis)
+
+    def close(self) -> None:
+        """Release the connections; may be called twice."""
+        self._redis.close()
+
+    def _about(self, owner: OwnerId, now: float) -> list[bytes | str | int]:
+        """The arguments that every writing script starts with; the first makes it repeatable."""
+        return [uuid.uuid4().hex, repr(float(now)), encode_owner(owner), owner, self._options.feed_retention]
+
+    def _present(self, owner: OwnerId, fact_ids: Sequence[FactId]) -> dict[FactId, Present]:
+        return {
+            fact_id: present(self.location, owner, fact_id, record)
+            for fact_id, record in self._records(owner, dict.fromkeys(fact_ids))
+        }
+
+    def _records(self, owner: OwnerId, fact_ids: Iterable[FactId]) -> Iterator[tuple[FactId, bytes]]:
+        key = f"{self._keys.of(owner)}records"
+        for chunk in _chunks(fact_ids):
+            records = self._redis.call(lambda client, chunk=chunk: client.hmget(key, chunk))
+            for fact_id, record in zip(chunk, records, strict=True):
+                if record is not None:
+                    yield fact_id, record
+
+    def _facts(self, owner: OwnerId, reply: Sequence[bytes]) -> list[Fact]:
+        return [unsealed(self.location, owner, fact_id.decode(), record) for fact_id, record in _pairs(reply)]
+
+
+def _change(position: bytes, fields: dict[bytes, bytes], owner: OwnerId | None) -> Change:
+    fact_id = fields[b"id"].decode()
+    return Change(
+        int(position.partition(b"-")[0]),
+        ChangeKind(fields[b"kind"].decode()),
+        decode_owner(fields[b"owner"]) if owner is None else owner,
+        FactId(fact_id) if fact_id else None,
+        int(fields[b"seq"]) if fact_id else None,
+        int(fields[b"version"]) if fact_id else None,
+        float(fields[b"at"]),
+    )
+
+
+def _pairs(reply: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+    return zip(reply[::2], reply[1::2], strict=True)
+
+
+def _chunks(items: Iterable[T]) -> Iterator[list[T]]:
+    rest = iter(items)
+    while chunk := list(islice(rest, _BATCH)):
+        yield chunk

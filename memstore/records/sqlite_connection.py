@@ -1,0 +1,109 @@
+"""Connections to one SQLite database: a writer under a lock, and readers that run beside it."""
+
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from memstore.errors import StoreClosed, StoreDamaged
+from memstore.records.schema import apply_schema
+from memstore.records.sqlite_faults import translated
+
+
+class SQLiteConnections:
+    """Transactions and reads on the database at `path`, which is made if absent.
+
+    Raises
+    ------
+    StoreError
+    """
+
+    def __init__(self, path: Path, *, busy_timeout_s: float) -> None:
+        self.path = path
+        self._busy_timeout_s = busy_timeout_s
+        self._closed = False
+        self._writing = threading.Lock()
+        self._idle_readers: list[sqlite3.Connection] = []
+        with translated(path.parent):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        with translated(path):
+            self._refuse_emptied_file()
+            self._writer = self._connect()
+            try:
+                apply_schema(self._writer, path)
+            except BaseException:
+                self._writer.close()
+                raise
+
+    @contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """Yield a connection inside a write transaction, which is committed unless the block raises."""
+        with self.exclusive() as db:
+            db.execute("BEGIN IMMEDIATE")
+            try:
+                yield db
+                db.execute("COMMIT")
+            finally:
+                # A full disk may have rolled back already.
+                if db.in_transaction:
+                    db.execute("ROLLBACK")
+
+    @contextmanager
+    def exclusive(self) -> Iterator[sqlite3.Connection]:
+        """Yield the writing connection, outside a transaction."""
+        with self._writing, translated(self.path):
+            self._check_open()
+            yield self._writer
+
+    def read(self, query: str, *arguments: object) -> list[Any]:
+        """Return all rows of a query, on a connection that waits for no writer."""
+        with translated(self.path):
+            self._check_open()
+            try:
+                connection = self._idle_readers.pop()
+            except IndexError:
+                connection = self._connect()
+            try:
+                return connection.execute(query, arguments).fetchall()
+            finally:
+                if self._closed:
+                    connection.close()
+                else:
+                    self._idle_readers.append(connection)
+
+    def truncate_log(self) -> str | None:
+        """Move everything from the write-ahead log into the database; return what keeps that from happening."""
+        with self.exclusive() as db:
+            [(busy, *_)] = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        return f"{self.path}-wal, while another process reads: run `memstore compact` later" if busy else None
+
+    def close(self) -> None:
+        """Close every connection; may be called twice."""
+        with self._writing:
+            self._closed = True
+            while self._idle_readers:
+                self._idle_readers.pop().close()
+            self._writer.close()
+
+    def _refuse_emptied_file(self) -> None:
+        # SQLite takes an empty file for a new database: facts that were cut off would be gone without a word. A new
+        # database that another process is just making is empty too, and has its log beside it.
+        log = self.path.with_name(f"{self.path.name}-wal")
+        journal = self.path.with_name(f"{self.path.name}-journal")
+        if self.path.exists() and self.path.stat().st_size == 0 and not (log.exists() or journal.exists()):
+            raise StoreDamaged(f"{self.path} is empty: restore a copy, or delete it where the store was never used")
+
+    def _connect(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(
+            self.path, timeout=self._busy_timeout_s, isolation_level=None, check_same_thread=False
+        )
+        connection.execute("PRAGMA synchronous = FULL")
+        # What was removed is overwritten, not left in free pages.
+        connection.execute("PRAGMA secure_delete = ON").fetchall()
+        return connection
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreClosed(f"{self.path} has been closed: open a new store")

@@ -1,0 +1,220 @@
+"""What happens to one fact inside a transaction of a SQLite record store."""
+
+import dataclasses
+import json
+import sqlite3
+from pathlib import Path
+
+import numpy as np
+import uuid_utils
+
+from memstore.embedding import Vectors
+from memstore.errors import (
+    DuplicateFact,
+    EmbedderMismatch,
+    FactNotFound,
+    IdempotencyConflict,
+    StoreDamaged,
+    VersionConflict,
+)
+from memstore.records.base import Draft, IdempotencyKey, Insertion, Replacement
+from memstore.records.codec import (
+    carried_vectors,
+    content_digest,
+    fact_from_new,
+    pack_vectors,
+    record_body,
+    seal,
+    unseal,
+)
+from memstore.types import ChangeKind, Fact, FactId, FactState, OwnerId
+
+
+class FactWriter:
+    """Writes facts of one owner; every method is a part of the transaction that `db` is in."""
+
+    def __init__(self, db: sqlite3.Connection, owner: OwnerId, path: Path, *, embedder: str, now: float) -> None:
+        self._db = db
+        self._owner = owner
+        self._path = path
+        self._embedder = embedder
+        self._now = now
+
+    def check_embedder(self) -> None:
+        """Raise `EmbedderMismatch` unless the store's vectors are made with this writer's embedder."""
+        rows = self._db.execute("SELECT value FROM meta WHERE key = 'embedder'").fetchall()
+        if not rows or rows[0][0] != self._embedder:
+            raise EmbedderMismatch(stored=rows[0][0] if rows else "none", offered=self._embedder)
+
+    def replay(self, key: IdempotencyKey) -> list[Insertion] | None:
+        """Return what was added under `key`, or None where it is new."""
+        rows = self._db.execute(
+            "SELECT digest, ids FROM idempotency WHERE owner = ? AND key = ?", [self._owner, key.key]
+        ).fetchall()
+        if not rows:
+            return None
+        digest, ids = rows[0]
+        if digest != key.digest:
+            raise IdempotencyConflict(key.key)
+        return [Insertion(self._existing(fact_id), created=False) for fact_id in json.loads(ids)]
+
+    def remember(self, key: IdempotencyKey, insertions: list[Insertion]) -> None:
+        """Keep what was added under `key`."""
+        ids = json.dumps([insertion.fact.id for insertion in insertions])
+        self._db.execute(
+            "INSERT INTO idempotency (owner, key, digest, ids, at) VALUES (?, ?, ?, ?, ?)",
+            [self._owner, key.key, key.digest, ids, self._now],
+        )
+
+    def insert(self, draft: Draft) -> Insertion:
+        """Store a draft, or return its twin."""
+        twin = self._twin(content_digest(draft.fact))
+        if twin is not None and not (twin.expires_at is not None and twin.expires_at <= self._now):
+            if draft.supersedes is not None:
+                raise VersionConflict(f"another writer added the fact that is to supersede {draft.supersedes!r}")
+            return Insertion(twin, created=False)
+        if twin is not None:
+            self.remove(twin.id)
+        fact = fact_from_new(self._owner, str(uuid_utils.uuid7()), draft.fact, event_at=draft.event_at, now=self._now)
+        fact = dataclasses.replace(fact, supersedes=draft.supersedes)
+        seq = self._db.execute(
+            "INSERT INTO facts (id, owner, stream, version, is_current, expires_at, digest, record)"
+            " VALUES (?, ?, ?, 1, 1, ?, ?, '')",
+            [fact.id, self._owner, fact.stream, fact.expires_at, content_digest(fact)],
+        ).lastrowid
+        assert seq is not None, "an insert without a row id"
+        fact = dataclasses.replace(fact, seq=seq)
+        self._db.execute("UPDATE facts SET record = ? WHERE seq = ?", [seal(seq, record_body(fact)), seq])
+        self._store_vectors(fact, draft.vectors)
+        append_change(self._db, ChangeKind.ADDED, self._owner, fact, self._now)
+        return Insertion(fact, created=True)
+
+    def replace(self, new: Replacement) -> None:
+        """Give a stored fact its next state."""
+        fact = new.fact
+        rows = self._db.execute(
+            "SELECT version, record FROM facts WHERE owner = ? AND id = ? AND seq = ?",
+            [self._owner, fact.id, fact.seq],
+        ).fetchall()
+        if not rows or rows[0][0] != new.expected_version:
+            raise VersionConflict(f"fact {fact.id!r} was changed by another writer at the same time")
+        is_current, digest = fact.state is FactState.CURRENT, content_digest(fact)
+        if is_current:
+            twin = self._twin(digest)
+            if twin is not None and twin.id != fact.id:
+                raise DuplicateFact(twin.id)
+        has_new_version = fact.version != new.expected_version
+        if has_new_version:
+            self._db.execute(
+                "INSERT INTO history (owner, id, version, record) VALUES (?, ?, ?, ?)",
+                [self._owner, fact.id, *rows[0]],
+            )
+        self._db.execute(
+            "UPDATE facts SET stream = ?, version = ?, is_current = ?, expires_at = ?, digest = ?, record = ?"
+            " WHERE seq = ?",
+            [
+                fact.stream,
+                fact.version,
+                int(is_current),
+                fact.expires_at,
+                digest,
+                seal(fact.seq, record_body(fact)),
+                fact.seq,
+            ],
+        )
+        if not is_current or new.vectors is not None:
+            self._db.execute("DELETE FROM vectors WHERE seq = ?", [fact.seq])
+        elif has_new_version:
+            self._carry_vectors(fact)
+        if is_current and new.vectors is not None:
+            self._store_vectors(fact, new.vectors)
+        append_change(
+            self._db, ChangeKind.UPDATED if is_current else ChangeKind.SUPERSEDED, self._owner, fact, self._now
+        )
+
+    def remove(self, fact_id: FactId) -> Fact | None:
+        """Remove a fact with its history and vectors and return it, or None."""
+        rows = self._db.execute(
+            "DELETE FROM facts WHERE owner = ? AND id = ? RETURNING id, record", [self._owner, fact_id]
+        ).fetchall()
+        if not rows:
+            return None
+        fact = unsealed(self._path, self._owner, *rows[0])
+        self._db.execute("DELETE FROM history WHERE owner = ? AND id = ?", [self._owner, fact_id])
+        self._db.execute("DELETE FROM vectors WHERE seq = ?", [fact.seq])
+        append_change(self._db, ChangeKind.DELETED, self._owner, fact, self._now)
+        return fact
+
+    def _twin(self, digest: str) -> Fact | None:
+        rows = self._db.execute(
+            "SELECT id, record FROM facts WHERE owner = ? AND digest = ? AND is_current = 1", [self._owner, digest]
+        ).fetchall()
+        return unsealed(self._path, self._owner, *rows[0]) if rows else None
+
+    def _existing(self, fact_id: str) -> Fact:
+        rows = self._db.execute(
+            "SELECT id, record FROM facts WHERE owner = ? AND id = ?", [self._owner, fact_id]
+        ).fetchall()
+        if not rows:
+            raise FactNotFound(fact_id)
+        return unsealed(self._path, self._owner, *rows[0])
+
+    def _store_vectors(self, fact: Fact, vectors: Vectors) -> None:
+        self._db.execute(
+            "INSERT INTO vectors (owner, embedder, seq, version, data) VALUES (?, ?, ?, ?, ?)",
+            [
+                self._owner,
+                self._embedder,
+                fact.seq,
+                fact.version,
+                pack_vectors(fact.seq, fact.version, np.atleast_2d(vectors)),
+            ],
+        )
+
+    def _carry_vectors(self, fact: Fact) -> None:
+        """Keep the vectors of the version before, of every embedder: the text is the same."""
+        rows = self._db.execute("SELECT rowid, version, data FROM vectors WHERE seq = ?", [fact.seq]).fetchall()
+        for rowid, version, data in rows:
+            carried = carried_vectors(fact.seq, version, fact.version, data)
+            if carried is not None:
+                self._db.execute(
+                    "UPDATE vectors SET version = ?, data = ? WHERE rowid = ?", [fact.version, carried, rowid]
+                )
+
+
+def append_change(db: sqlite3.Connection, kind: ChangeKind, owner: OwnerId, fact: Fact | None, now: float) -> None:
+    """Append to the feed what happened to `fact`, or to all facts of `owner`."""
+    named = [None, None, None] if fact is None else [fact.id, fact.seq, fact.version]
+    position = db.execute(
+        "INSERT INTO changes (kind, owner, id, seq, version, at) VALUES (?, ?, ?, ?, ?, ?)",
+        [kind.value, owner, *named, now],
+    ).lastrowid
+    db.execute(
+        "INSERT INTO owners (owner, position) VALUES (?, ?)"
+        " ON CONFLICT (owner) DO UPDATE SET position = excluded.position",
+        [owner, position],
+    )
+
+
+def trim_feed(db: sqlite3.Connection, retention: int) -> None:
+    """Forget the oldest changes, so that `retention` of them stay, or up to a tenth more."""
+    [(first, last)] = db.execute(
+        "SELECT (SELECT position FROM changes ORDER BY position LIMIT 1),"
+        " (SELECT position FROM changes ORDER BY position DESC LIMIT 1)"
+    ).fetchall()
+    # Not at every write.
+    if first is not None and last - first > retention * 1.1:
+        floor = last - retention
+        db.execute("DELETE FROM changes WHERE position <= ?", [floor])
+        db.execute("UPDATE meta SET value = ? WHERE key = 'feed_floor'", [str(floor)])
+
+
+def unsealed(path: Path, owner: OwnerId, fact_id: str, record: str) -> Fact:
+    """Return the fact in a stored record; raise `StoreDamaged` where it is not what was written."""
+    try:
+        return unseal(record, owner=owner)
+    except (ValueError, TypeError, KeyError) as error:
+        raise StoreDamaged(
+            f"{path}: the record of fact {fact_id!r} is damaged ({error}): run `memstore verify --repair`, "
+            "which sets it aside"
+        ) from error

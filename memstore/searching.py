@@ -1,0 +1,126 @@
+"""Finding an owner's facts: by vectors, by words, or by both."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from memstore.embedding import Embedder, Vectors, unit_rows
+from memstore.errors import EmbeddingError, InvalidQuery
+from memstore.filters import FactFilter, parse_filter
+from memstore.lifecycle import Inserted, Lifecycle
+from memstore.records.base import RecordStore
+from memstore.settings import MemStoreSettings
+from memstore.types import OwnerId, SearchHit
+from memstore.views import OwnerView, SearchMode, Views
+
+_ATTEMPTS = 20
+_NEAR_DUPLICATES = 5
+
+
+class _Query(NamedTuple):
+    mode: SearchMode
+    vector: Vectors | None
+    text: str
+    k: int
+    where: FactFilter | None
+
+
+class Searcher:
+    """Searches the facts of every owner; see `MemStore` for what each method promises."""
+
+    def __init__(
+        self, records: RecordStore, lifecycle: Lifecycle, *, embedder: Embedder, settings: MemStoreSettings
+    ) -> None:
+        self._records = records
+        self._lifecycle = lifecycle
+        self._embedder = embedder
+        self._near_duplicate_score = settings.near_duplicate_score
+        self._views = Views(
+            lambda owner: OwnerView(records, owner, embedder=embedder, reembed=lifecycle.reembed),
+            max_open=settings.max_open_indexes,
+            max_bytes=settings.max_index_bytes,
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the vectors of the owners in use."""
+        return self._views.nbytes
+
+    def by_text(
+        self, owner: OwnerId, query: str, *, k: int, where: Mapping[str, object] | None, mode: str
+    ) -> list[SearchHit]:
+        """Return the min(k, matching) facts that suit a text best."""
+        by, passing = _search_mode(mode), parse_filter(where)
+        vector = None
+        if by is not SearchMode.KEYWORD and k:
+            vector = unit_rows(self._embedder.embed([query]), rows=1, dimension=self._embedder.dimension)[0]
+        return self._best(owner, _Query(by, vector, query, k, passing))
+
+    def by_vector(
+        self, owner: OwnerId, vector: npt.ArrayLike, *, k: int, where: Mapping[str, object] | None
+    ) -> list[SearchHit]:
+        """Return the min(k, matching) facts nearest to a vector `[dimension]`."""
+        dimension = self._embedder.dimension
+        if np.shape(vector) != (dimension,):
+            raise InvalidQuery(f"vector has shape {list(np.shape(vector))}, not [{dimension}]")
+        try:
+            unit = unit_rows(np.asarray(vector)[None], rows=1, dimension=dimension)[0]
+        except EmbeddingError as error:
+            raise InvalidQuery(f"vector has no direction: {error}") from error
+        return self._best(owner, _Query(SearchMode.VECTOR, unit, "", k, parse_filter(where)))
+
+    def near_duplicates(self, owner: OwnerId, added: Sequence[Inserted]) -> list[list[SearchHit]]:
+        """Return, for each of the facts just added, others that are as near as the settings say, nearest first."""
+        near: list[list[SearchHit]] = [[] for _ in added]
+        rows = [
+            (position, row)
+            for position, one in enumerate(added)
+            if one.insertion.created and one.vectors is not None
+            for row in one.vectors
+        ]
+        if not rows:
+            return near
+        with self._views.opened(owner, self._lifecycle.head(owner)) as view:
+            found = view.nearest(np.stack([row for _, row in rows]), _NEAR_DUPLICATES + 1)
+        scores: list[dict[int, float]] = [{} for _ in added]
+        for (position, _), neighbours in zip(rows, found, strict=True):
+            for seq, score in neighbours:
+                if score >= self._near_duplicate_score and seq != added[position].insertion.fact.seq:
+                    scores[position][seq] = max(score, scores[position].get(seq, -1.0))
+        facts = self._records.get_by_seqs(owner, sorted({seq for by_seq in scores for seq in by_seq}))
+        for position, by_seq in enumerate(scores):
+            ranked = sorted(by_seq.items(), key=lambda item: (-item[1], item[0]))
+            near[position] = [SearchHit(facts[seq], score) for seq, score in ranked if seq in facts]
+        return near
+
+    def drop(self, owner: OwnerId) -> None:
+        """Forget what is in memory of an owner."""
+        self._views.drop(owner)
+
+    def _best(self, owner: OwnerId, query: _Query) -> list[SearchHit]:
+        hits: list[SearchHit] = []
+        for _ in range(_ATTEMPTS if query.k else 0):
+            with self._views.opened(owner, self._lifecycle.head(owner)) as view:
+                found = view.search(query.mode, vector=query.vector, text=query.text, k=query.k, where=query.where)
+                versions = {seq: view.version(seq) for seq, _ in found}
+            facts = self._records.get_by_seqs(owner, list(versions))
+            hits = [
+                SearchHit(fact, score)
+                for seq, score in found
+                if (fact := facts.get(seq)) is not None
+                and fact.version == versions[seq]
+                and not self._lifecycle.has_expired(fact)
+            ]
+            # Fewer where a fact changed between the two look-ups: look again.
+            if len(hits) == len(found):
+                break
+        return hits
+
+
+def _search_mode(mode: str) -> SearchMode:
+    try:
+        return SearchMode(mode)
+    except ValueError:
+        raise InvalidQuery(f"mode is {mode!r}: choose from {', '.join(SearchMode)}") from None
