@@ -37,6 +37,7 @@ from memstore.errors import (
 )
 from memstore.lifecycle import KEEP, Keep, PurgeReceipt
 from memstore.records.base import Finding, OwnerStats, Problem, PurgeCounts, RecordStore
+from memstore.reindex import ReindexReport, reindex
 from memstore.settings import MemStoreSettings
 from memstore.store import MemStore
 from memstore.types import (
@@ -51,6 +52,7 @@ from memstore.types import (
     OwnerId,
     SearchHit,
 )
+from memstore.verify import VerifyReport, verify
 from memstore.views import SearchMode
 
 __all__ = [
@@ -98,6 +100,7 @@ __all__ = [
     "PurgeCounts",
     "PurgeReceipt",
     "RecordStore",
+    "ReindexReport",
     "SearchHit",
     "SearchMode",
     "SentenceTransformerEmbedder",
@@ -111,4 +114,7 @@ __all__ = [
     "StoreTLSError",
     "StoreTooNew",
     "StoreUnreachable",
+    "VerifyReport",
+    "reindex",
+    "verify",
 ]

@@ -334,6 +334,10 @@ class MemStore:
         validate_count("k", k)
         return self._searcher.by_vector(validate_owner(owner), vector, k=k, where=where)
 
+    def reembed(self, owner: str, facts: Sequence[Fact]) -> None:
+        """Make the vectors of facts anew that are missing or damaged."""
+        self._lifecycle.reembed(validate_owner(owner), facts)
+
     def index_bytes(self) -> int:
         """Return the memory that the vectors of the owners in use take."""
         return self._searcher.nbytes

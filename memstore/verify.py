@@ -1,0 +1,52 @@
+"""Whether everything in a store fits together, and mending what does not."""
+
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+from memstore.blob_verify import BlobReport
+from memstore.records.base import Problem
+from memstore.store import MemStore
+from memstore.types import FactId, OwnerId
+
+_BATCH = 256
+
+
+class VerifyReport(NamedTuple):
+    """What was looked at, and what was wrong with it."""
+
+    facts: int
+    """Current ones, after repair."""
+
+    problems: list[Problem]
+    blobs: BlobReport | None
+    """None where no KV cache was given."""
+
+    @property
+    def is_sound(self) -> bool:
+        """Nothing is wrong, or all of it was mended."""
+        if not all(problem.repaired for problem in self.problems):
+            return False
+        blobs = self.blobs
+        return blobs is None or blobs.repaired >= blobs.corrupt + blobs.orphans + blobs.dangling
+
+
+def verify(store: MemStore, *, repair: bool) -> VerifyReport:
+    """Check every record, vector and KV blob against each other; with `repair`, mend what can be mended.
+
+    Damaged records are set aside, since nothing can bring them back; whatever follows from records is made anew.
+    """
+    embedder = store.embedder
+    found = store.records.check(embedder=embedder.fingerprint, dimension=embedder.dimension, repair=repair)
+    owners = store.owners()
+    if repair:
+        for owner in owners:
+            while facts := store.records.unindexed(owner, embedder=embedder.fingerprint, limit=_BATCH):
+                store.reembed(owner, facts)
+        found = [p._replace(repaired=True) if p.kind == "missing-vector" else p for p in found]
+
+    def alive(owner: OwnerId, facts: Sequence[tuple[FactId, int]]) -> Collection[FactId]:
+        stored = {fact.id: fact.version for fact in store.get_many(owner, [fact_id for fact_id, _ in facts])}
+        return {fact_id for fact_id, version in facts if stored.get(fact_id) == version}
+
+    blobs = None if store.blobs is None else store.blobs.verify(alive, repair=repair)
+    return VerifyReport(sum(store.records.count(owner) for owner in owners), found, blobs)
