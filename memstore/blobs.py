@@ -1,38 +1,27 @@
 """KV blobs: a memory-mapped cache that the HTTP process and the scheduler process share.
 
-Five tables in one LMDB environment; `owner` and `fact` are 16-byte digests in every key:
+Tables and keys are in `memstore.blob_rows`. A slot holds the newest version alone, so a stale encoding can never be
+returned for a newer fact.
 
-=======  =====================================  =================================
-slots    owner fact digest(fingerprint, policy) rung   the description, checksummed
-ids      encoding id                            its slot
-blobs    owner fact "encoding id/" shard        the tensors, checksummed
-saw      owner fact-that-was-seen               ids of encodings that saw it (many)
-anchors  owner digest(policy)                   ids of the facts that stand before others
-=======  =====================================  =================================
-
-A slot holds the newest version alone, so a stale encoding can never be returned for a newer fact.
+What is dropped or evicted can no longer be found by any key. Its bytes stay in free pages of the file, as they do on
+a disk behind a deleted file, until LMDB writes over them; `KVBlobs.compact` leaves none.
 """
 
 import dataclasses
-import hashlib
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
-from memstore.encoding import (
-    Encoding,
-    KVBlob,
-    pack_blob,
-    pack_encoding,
-    unpack_blob,
-    unpack_encoding,
-    validate_encoding,
-)
+from memstore.blob_keys import blob_key, digest, fact_key, slot_key
+from memstore.blob_rows import Rows
+from memstore.blob_verify import Alive, BlobReport, verify
+from memstore.blob_writer import BlobWriter
+from memstore.encoding import Encoding, KVBlob, pack_blob, unpack_blob, validate_encoding
 from memstore.errors import CorruptBlob
-from memstore.lmdb_env import DATABASES, full, open_environment, translated
+from memstore.lmdb_env import Environment
 from memstore.settings import MemStoreSettings
 from memstore.types import EncodingId, FactId, OwnerId
 
@@ -40,6 +29,9 @@ if TYPE_CHECKING:
     import torch
 
 logger = logging.getLogger(__name__)
+
+
+# How often a put makes room where the budget has some, but no free pages lie side by side.
 
 
 class BlobStats(NamedTuple):
@@ -53,12 +45,20 @@ class BlobStats(NamedTuple):
     map_size_bytes: int
     """Upper bound that `put` keeps, of all tables together."""
 
+    evicted: int
+    """Encodings that this instance evicted."""
+
 
 class KVBlobs:
     """KV encodings of facts in one directory.
 
     Safe for several threads and for several processes, each with one instance of its own, opened after the process
     started (LMDB does not survive a fork). Losing the directory loses time, never facts.
+
+    A put beyond the budget evicts the encodings that were put or loaded longest ago. A load is noted in memory; the
+    notes are written with this instance's next put, `flush` or `close`, under the time of the load. Until then the
+    puts of other processes do not know of it: they may evict what this one has loaded since its own last put. A
+    process that ends without `close` takes its notes along.
 
     Parameters
     ----------
@@ -84,15 +84,25 @@ class KVBlobs:
         settings = settings or MemStoreSettings()
         self.path = Path(path)
         self.shard = shard
-        self._env, databases, replaced = open_environment(
-            self.path, limit_bytes=settings.blob_map_size_bytes, max_readers=settings.blob_max_readers
-        )
-        self._slots, self._ids, self._blobs, self._saw, self._anchors = (databases[name] for name in DATABASES)
         self._limit_bytes = settings.blob_map_size_bytes
-        self.corrupt_count = int(replaced)
+        self._env = Environment(self.path, limit_bytes=self._limit_bytes, max_readers=settings.blob_max_readers)
+        self.corrupt_count = int(self._env.was_damaged)
+        self._is_open = True
+        try:
+            self._writer = BlobWriter(self._rows, limit_bytes=self._limit_bytes, path=self.path)
+        except BaseException:
+            self._env.close()
+            raise
+
+    @property
+    def evicted_count(self) -> int:
+        """Encodings that this instance evicted."""
+        return self._writer.evicted_count
 
     def put(self, encoding: Encoding, k: "torch.Tensor", v: "torch.Tensor") -> bool:
         """Store one encoding in place of the older one of its fact, fingerprint, policy and rung.
+
+        Where the budget is used up, the least recently used encodings that this instance does not hold are evicted.
 
         Parameters
         ----------
@@ -108,31 +118,16 @@ class KVBlobs:
 
         Raises
         ------
-        InvalidEncoding, BlobStoreFull, BlobStoreReadOnly
-            With nothing changed.
+        BlobStoreFull
+            Where it does not fit beside what is held, or the disk is full.
+        InvalidEncoding, BlobStoreReadOnly
+            With nothing changed, as for `BlobStoreFull`.
         """
         validate_encoding(encoding, k, v)
         encoding = dataclasses.replace(encoding, nbytes=k.nbytes + v.nbytes)
-        slot = _slot_key(encoding)
-        key = _blob_key(slot, encoding.id, self.shard)
-        value = pack_blob(key, KVBlob(k, v, encoding.token_ids))
-        with self._transaction(write=True) as txn:
-            previous = self._described(txn, slot)
-            if previous is not None and previous.fact_version > encoding.fact_version:
-                return False
-            if self.shard == 0:
-                if previous is not None:
-                    self._remove_description(txn, slot, previous)
-                    if previous.id != encoding.id:
-                        self._remove_blobs(txn, _blob_prefix(slot, previous.id))
-                txn.put(slot, pack_encoding(slot, encoding), db=self._slots)
-                txn.put(encoding.id.encode(), slot, db=self._ids)
-                for fact_id, _ in encoding.saw:
-                    txn.put(_fact_key(encoding.owner, fact_id), encoding.id.encode(), db=self._saw)
-            txn.put(key, value, db=self._blobs)
-            if sum(_used_bytes(txn, db) for db in (self._slots, self._ids, self._blobs, self._saw)) > self._limit_bytes:
-                raise full(self.path)
-        return True
+        slot = slot_key(encoding)
+        value = pack_blob(blob_key(slot, encoding.id, self.shard), KVBlob(k, v, encoding.token_ids))
+        return self._writer.put(encoding, slot, value, shard=self.shard)
 
     def load(self, encoding_id: EncodingId) -> KVBlob | None:
         """Return this shard's tensors of an encoding, bit for bit as they were put, or None where there are none.
@@ -142,18 +137,21 @@ class KVBlobs:
         CorruptBlob
             Where a bit of it has changed; the encoding has been dropped and counted.
         """
-        with self._transaction(buffers=True) as txn:
-            slot = txn.get(encoding_id.encode(), db=self._ids)
-            if slot is None:
+        with self._rows(buffers=True) as rows:
+            place = rows.place(encoding_id)
+            if place is None:
                 return None
-            key = _blob_key(bytes(slot), encoding_id, self.shard)
-            value = txn.get(key, db=self._blobs)
+            key = blob_key(place.slot, encoding_id, self.shard)
+            value = rows.blob(key)
             if value is None:
                 return None
             try:
-                return unpack_blob(key, value)
+                blob = unpack_blob(key, value)
             except ValueError as error:
                 damage = error
+            else:
+                self._writer.recency.use(encoding_id)
+                return blob
         self.corrupt_count += 1
         self.drop_encoding(encoding_id)
         logger.warning("KV of encoding %s is damaged (%s): dropped, to be encoded anew", encoding_id, damage)
@@ -161,90 +159,128 @@ class KVBlobs:
 
     def has(self, encoding_id: EncodingId) -> bool:
         """Return whether an encoding is there, of any shard; what it holds is checked when it is loaded."""
-        with self._transaction() as txn:
-            return txn.get(encoding_id.encode(), db=self._ids) is not None
+        with self._rows() as rows:
+            return rows.place(encoding_id) is not None
+
+    def touch(self, encoding_ids: Sequence[EncodingId]) -> None:
+        """Note that encodings are in use whose tensors the caller has from an earlier `load`, or `put`."""
+        for encoding_id in encoding_ids:
+            self._writer.recency.use(encoding_id)
+
+    def acquire(self, encoding_ids: Sequence[EncodingId]) -> None:
+        """Keep encodings from being evicted by this instance, until each is released as often as it was acquired.
+
+        They can still be dropped, replaced by a newer version, and evicted by another process. An id that is not
+        there is held all the same.
+        """
+        self._writer.holds.acquire(encoding_ids)
+
+    def release(self, encoding_ids: Sequence[EncodingId]) -> None:
+        """Undo one `acquire` of each."""
+        self._writer.holds.release(encoding_ids)
 
     def anchors(self, owner: OwnerId, policy: str) -> tuple[FactId, ...]:
         """Return the facts that stand before this owner's others under `policy`, as they were last set."""
-        with self._transaction() as txn:
-            value = txn.get(_anchors_key(owner, policy), db=self._anchors)
-        return tuple(FactId(fact_id) for fact_id in value.decode().split("\n")) if value else ()
+        with self._rows() as rows:
+            return rows.anchors(owner, policy)
 
     def set_anchors(self, owner: OwnerId, policy: str, fact_ids: Sequence[FactId]) -> None:
         """Keep the facts that stand before this owner's others under `policy`."""
-        with self._transaction(write=True) as txn:
-            txn.put(_anchors_key(owner, policy), "\n".join(fact_ids).encode(), db=self._anchors)
+        with self._rows(write=True) as rows:
+            rows.set_anchors(owner, policy, fact_ids)
 
     def current(
         self, owner: OwnerId, facts: Sequence[tuple[FactId, int]], *, fingerprint: str, policy: str
     ) -> dict[FactId, dict[int, Encoding]]:
-        """Return the encodings of these (fact id, version), by fact and rung; those without one are left out."""
-        kind = _digest(f"{len(fingerprint)}:{fingerprint}{policy}")
-        found: dict[FactId, dict[int, Encoding]] = {}
-        with self._transaction(buffers=True) as txn:
-            cursor = txn.cursor(self._slots)
-            for fact_id, version in facts:
-                for slot, encoding in self._descriptions(cursor, _fact_key(owner, fact_id) + kind):
-                    if encoding is not None and (encoding.owner, encoding.fact_id) == (owner, fact_id):
-                        assert _slot_key(encoding) == slot, f"{encoding.id} lies in another slot"
-                        if encoding.fact_version == version:
-                            found.setdefault(fact_id, {})[encoding.rung] = encoding
-        return found
+        """Return the encodings of these (fact id, version), by fact and rung; those without one are left out.
+
+        That is no use of them: only `load` and `put` count for what is evicted.
+        """
+        with self._rows(buffers=True) as rows:
+            return rows.current(owner, facts, fingerprint=fingerprint, policy=policy)
 
     def dependents(self, owner: OwnerId, fact_id: FactId) -> list[Encoding]:
         """Return the encodings of other facts that saw this one, in any version."""
-        with self._transaction() as txn:
-            cursor = txn.cursor(self._saw)
-            ids = list(cursor.iternext_dup()) if cursor.set_key(_fact_key(owner, fact_id)) else []
-            slots = [txn.get(encoding_id, db=self._ids) for encoding_id in ids]
-            seen_by = [self._described(txn, slot) for slot in slots if slot is not None]
-        return [encoding for encoding in seen_by if encoding is not None and encoding.fact_id != fact_id]
+        with self._rows() as rows:
+            return rows.dependents(owner, fact_id)
 
     def drop_encoding(self, encoding_id: EncodingId) -> bool:
         """Remove one encoding with all its shards; return whether it was there."""
-        with self._transaction(write=True) as txn:
-            slot = txn.get(encoding_id.encode(), db=self._ids)
-            if slot is None:
-                return False
-            encoding = self._described(txn, slot)
-            if encoding is not None and encoding.id == encoding_id:
-                self._remove_description(txn, slot, encoding)
-            self._remove_blobs(txn, _blob_prefix(slot, encoding_id))
-            return True
+        with self._rows(write=True) as rows:
+            return rows.remove(encoding_id)
 
     def drop_fact(self, owner: OwnerId, fact_id: FactId) -> int:
         """Remove every encoding of a fact, of all versions and shards; return how many there were."""
-        return self._drop(_fact_key(owner, fact_id))
+        with self._rows(write=True) as rows:
+            return rows.remove_facts(fact_key(owner, fact_id))
 
     def drop_owner(self, owner: OwnerId) -> int:
-        """Remove every encoding of an owner's facts, and their anchors; return how many encodings there were."""
-        prefix = _digest(owner)
-        with self._transaction(write=True) as txn:
-            cursor = txn.cursor(self._anchors)
-            more = cursor.set_range(prefix)
-            while more and cursor.key().startswith(prefix):
-                more = cursor.delete()
-        return self._drop(prefix)
+        """Remove every row of an owner, anchors included; return how many encodings there were.
+
+        Their bytes are free space of the file from then on; see the module's docstring.
+        """
+        with self._rows(write=True) as rows:
+            return rows.remove_owner(digest(owner))
 
     def drop_fingerprint(self, fingerprint: str) -> int:
         """Remove every encoding of one fingerprint, of all owners; return how many there were."""
-        with self._transaction() as txn:
-            slots = [
-                slot
-                for slot, encoding in self._descriptions(txn.cursor(self._slots), b"")
-                if encoding is not None and encoding.fingerprint == fingerprint
-            ]
+        with self._rows() as rows:
+            ids = [e.id for _, e in rows.descriptions(b"") if e is not None and e.fingerprint == fingerprint]
         # One transaction each: the scheduler must not wait for all of them.
-        return sum(self._drop_slot(slot) for slot in slots)
+        return sum(self.drop_encoding(encoding_id) for encoding_id in ids)
+
+    def flush(self) -> None:
+        """Write down which encodings were loaded since the last put, so that other processes know of it."""
+        self._writer.flush()
+
+    def verify(self, *, alive: Alive | None = None, repair: bool) -> BlobReport:
+        """Read every description and every tensor, and check that the rows of all tables belong together.
+
+        The cache stays in use: a transaction spans a few dozen rows, and a repair looks again before it removes.
+
+        Parameters
+        ----------
+        alive
+            Given an owner and (fact id, version) pairs, no fact twice, returns the facts that the records have at
+            that very version; encodings of the others are orphans. None asks for none.
+        repair
+            Whether what is damaged, dangling or an orphan is removed; a removed fact is encoded anew when needed.
+        """
+        report = verify(self._rows, alive=alive, repair=repair)
+        if repair:
+            self.corrupt_count += report.corrupt
+        return report
+
+    def compact(self) -> tuple[int, int]:
+        """Rewrite the file without its free pages; return its bytes before and after.
+
+        Copies of damaged caches, and of other releases' ones, that were moved aside are deleted too. A crash on the
+        way leaves the old file as it is. Other threads of this process wait meanwhile.
+
+        Raises
+        ------
+        BlobStoreInUse
+            Where another process has the cache open; nothing is changed then.
+        BlobStoreFull
+            Where the disk has no room for the copy; nothing is changed then.
+        """
+        self.flush()
+        return self._env.compact()
 
     def stats(self) -> BlobStats:
         """Return the number of encodings and their size."""
-        with self._transaction() as txn:
-            return BlobStats(txn.stat(self._slots)["entries"], _used_bytes(txn, self._blobs), self._limit_bytes)
+        with self._rows() as rows:
+            size = rows.table_bytes(rows.tables.blobs)
+            return BlobStats(rows.count(), size, self._limit_bytes, self.evicted_count)
 
     def close(self) -> None:
-        """Unmap the file; may be called twice."""
-        self._env.close()
+        """Write down what was loaded, and unmap the file; may be called twice."""
+        if self._is_open:
+            self._is_open = False
+            try:
+                self.flush()
+            finally:
+                self._env.close()
 
     def __enter__(self) -> Self:
         return self
@@ -254,90 +290,11 @@ class KVBlobs:
     ) -> None:
         self.close()
 
-    # A transaction never outlives the call that opened it: a reader that stays open keeps every page that was
-    # freed since from being used again.
     @contextmanager
-    def _transaction(self, *, write: bool = False, buffers: bool = False) -> Iterator[Any]:
-        with translated(self.path), self._env.begin(write=write, buffers=buffers) as txn:
-            yield txn
+    def _rows(self, *, write: bool = False, buffers: bool = False) -> Iterator[Rows]:
+        with self._env.transaction(write=write, buffers=buffers) as txn:
+            yield Rows(txn, self._env.tables, self._count_damage)
 
-    def _described(self, txn: Any, slot: bytes) -> Encoding | None:
-        value = txn.get(slot, db=self._slots)
-        return None if value is None else self._unpacked(slot, value)
-
-    def _unpacked(self, slot: bytes, value: bytes) -> Encoding | None:
-        try:
-            return unpack_encoding(slot, value)
-        except ValueError as error:
-            self.corrupt_count += 1
-            logger.warning("the description of a KV encoding is damaged (%s): its fact is encoded anew", error)
-            return None
-
-    def _descriptions(self, cursor: Any, prefix: bytes) -> Iterator[tuple[bytes, Encoding | None]]:
-        more = cursor.set_range(prefix)
-        while more and (slot := bytes(cursor.key())).startswith(prefix):
-            yield slot, self._unpacked(slot, cursor.value())
-            more = cursor.next()
-
-    def _drop(self, prefix: bytes) -> int:
-        with self._transaction(write=True) as txn:
-            described = list(self._descriptions(txn.cursor(self._slots), prefix))
-            for slot, encoding in described:
-                self._remove_description(txn, slot, encoding)
-            self._remove_blobs(txn, prefix)
-            return len(described)
-
-    def _drop_slot(self, slot: bytes) -> bool:
-        with self._transaction(write=True) as txn:
-            encoding = self._described(txn, slot)
-            if encoding is None:
-                return False
-            self._remove_description(txn, slot, encoding)
-            self._remove_blobs(txn, _blob_prefix(slot, encoding.id))
-            return True
-
-    def _remove_description(self, txn: Any, slot: bytes, encoding: Encoding | None) -> None:
-        txn.delete(slot, db=self._slots)
-        if encoding is not None:
-            txn.delete(encoding.id.encode(), db=self._ids)
-            for fact_id, _ in encoding.saw:
-                txn.delete(_fact_key(encoding.owner, fact_id), encoding.id.encode(), db=self._saw)
-
-    def _remove_blobs(self, txn: Any, prefix: bytes) -> None:
-        cursor = txn.cursor(self._blobs)
-        more = cursor.set_range(prefix)
-        while more and (key := cursor.key()).startswith(prefix):
-            # Also of encodings whose description was damaged, or never written.
-            txn.delete(key[32:-3], db=self._ids)
-            more = cursor.delete()
-
-
-def _used_bytes(txn: Any, database: Any) -> int:
-    stat = txn.stat(database)
-    return int(stat["psize"] * (stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]))
-
-
-def _digest(text: str) -> bytes:
-    # Not xxHash: an owner chooses their own name, and must not be able to choose another one's prefix.
-    return hashlib.blake2b(text.encode(), digest_size=16).digest()
-
-
-def _fact_key(owner: OwnerId, fact_id: FactId) -> bytes:
-    return _digest(owner) + _digest(fact_id)
-
-
-def _anchors_key(owner: OwnerId, policy: str) -> bytes:
-    return _digest(owner) + _digest(policy)
-
-
-def _slot_key(encoding: Encoding) -> bytes:
-    kind = _digest(f"{len(encoding.fingerprint)}:{encoding.fingerprint}{encoding.policy}")
-    return _fact_key(encoding.owner, encoding.fact_id) + kind + encoding.rung.to_bytes(4, "big")
-
-
-def _blob_prefix(slot: bytes, encoding_id: EncodingId) -> bytes:
-    return slot[:32] + encoding_id.encode() + b"/"
-
-
-def _blob_key(slot: bytes, encoding_id: EncodingId, shard: int) -> bytes:
-    return _blob_prefix(slot, encoding_id) + shard.to_bytes(2, "big")
+    def _count_damage(self, damage: str) -> None:
+        self.corrupt_count += 1
+        logger.warning("the description of a KV encoding is damaged (%s): its fact is encoded anew", damage)

@@ -125,18 +125,28 @@ def pack_encoding(key: bytes, encoding: Encoding) -> bytes:
     # A bare list, in the order of the fields: 50 of them are parsed for one request.
     row = [getattr(encoding, name) for name in _FIELDS]
     payload = json.dumps(row, ensure_ascii=False, separators=(",", ":")).encode()
-    return _checksum(key, payload) + payload
+    return seal(key, payload)
 
 
 def unpack_encoding(key: bytes, value: bytes | memoryview) -> Encoding:
     """Return the encoding in `value`, or raise `ValueError` where it is not as it was packed."""
-    payload = bytes(value[_DIGEST_BYTES:])
-    if value[:_DIGEST_BYTES] != _checksum(key, payload):
-        raise ValueError("checksum does not match")
-    fields = dict(zip(_FIELDS, json.loads(payload), strict=True))
+    fields = dict(zip(_FIELDS, json.loads(unseal(key, value)), strict=True))
     fields["token_ids"] = tuple(fields["token_ids"])
     fields["saw"] = tuple((fact_id, version) for fact_id, version in fields["saw"])
     return Encoding(**fields)
+
+
+def seal(key: bytes, payload: bytes) -> bytes:
+    """Return `payload` behind its checksum, which covers `key` too."""
+    return _checksum(key, payload) + payload
+
+
+def unseal(key: bytes, value: bytes | memoryview) -> bytes:
+    """Return the payload in `value`, or raise `ValueError` where it, or its key, is not as it was sealed."""
+    payload = bytes(value[_DIGEST_BYTES:])
+    if value[:_DIGEST_BYTES] != _checksum(key, payload):
+        raise ValueError("checksum does not match")
+    return payload
 
 
 _FIELDS = tuple(spec.name for spec in dataclasses.fields(Encoding))

@@ -1,25 +1,53 @@
-"""Opening an LMDB environment that is a cache: whatever is damaged is moved aside."""
+"""An LMDB environment that is a cache: damage is moved aside at open, and the file can be rewritten in place.
+
+LMDB trusts the pages that it maps: a damaged one may end the process. So whoever opens the directory first walks the
+page structure of the file, without LMDB, before LMDB sees it. That takes time by the page, not by the byte of tensors.
+"""
 
 import errno
 import logging
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import lmdb
+from lmdb.verify import VerifyError
+from lmdb.verify import verify as structural_damage
 
+from memstore.blob_lock import OpenersLock
 from memstore.errors import BlobStoreError, BlobStoreFull, BlobStoreInUse, BlobStoreReadOnly
 
 logger = logging.getLogger(__name__)
 
-DATABASES = (b"slots", b"ids", b"blobs", b"saw", b"anchors")
-_FORMAT = b"1"
+_FORMAT = b"2"
 _SLACK_BYTES = 16 * 2**20
 _DAMAGE = (lmdb.InvalidError, lmdb.VersionMismatchError, lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.PanicError)
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _NO_PERMISSION = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+_DATA = "data.mdb"
+_COMPACTING = "data.mdb.compacting"
+# One copy of each is kept, not one per accident: nothing in it is needed.
+_DAMAGED = "data.mdb.damaged"
+_OTHER_RELEASE = "data.mdb.other-release"
+
+
+class Tables(NamedTuple):
+    """Handles of the databases in one environment, for `db=` in its transactions."""
+
+    slots: Any
+    ids: Any
+    order: Any
+    blobs: Any
+    saw: Any
+    anchors: Any
+
+
+class _OtherFormat(ValueError):
+    pass
 
 
 @contextmanager
@@ -51,77 +79,214 @@ def full(path: Path) -> BlobStoreFull:
     return BlobStoreFull(f"the KV cache {path} is full: raise blob_map_size_bytes, free disk space, or drop encodings")
 
 
-def open_environment(path: Path, *, limit_bytes: int, max_readers: int) -> tuple[Any, dict[bytes, Any], bool]:
-    """Return the environment at `path`, its databases by name, and whether a damaged one was moved aside.
+class Environment:
+    """The environment of one directory, for all threads of a process.
+
+    Attributes
+    ----------
+    was_damaged
+        Whether a damaged one was moved aside at open.
 
     Raises
     ------
     BlobStoreError
     """
-    with translated(path):
-        path.mkdir(parents=True, exist_ok=True)
+
+    def __init__(self, path: Path, *, limit_bytes: int, max_readers: int) -> None:
+        self.path = path
+        self.was_damaged = False
+        self._limit_bytes = limit_bytes
+        self._max_readers = max_readers
+        self._changed = threading.Condition()
+        self._in_flight = 0
+        self._is_paused = False
+        self._env: Any = None
+        with translated(path):
+            path.mkdir(parents=True, exist_ok=True)
+            self._lock = OpenersLock(path / "open.lock")
+            try:
+                alone = self._lock.try_exclusive()
+                if not alone:
+                    self._lock.share()
+                # Whoever was writing it held the lock exclusively, so it is of a process that ended.
+                (path / _COMPACTING).unlink(missing_ok=True)
+                self._open_or_replace(alone=alone)
+                self._lock.share()
+            except BaseException:
+                self._lock.close()
+                raise
+
+    @contextmanager
+    def transaction(self, *, write: bool = False, buffers: bool = False) -> Iterator[Any]:
+        """Commit at the end, abort on an exception. Never within another one; never longer than one call.
+
+        A reader that stays open keeps every page that was freed since from being used again.
+        """
+        with self._in_use():
+            try:
+                with self._env.begin(write=write, buffers=buffers) as txn:
+                    yield txn
+            except lmdb.MapFullError:
+                # Readers whose process was killed keep pages from being used again.
+                self._env.reader_check()
+                raise
+
+    def compact(self) -> tuple[int, int]:
+        """Rewrite the file without its free pages, and delete what was moved aside; return bytes before and after.
+
+        Raises
+        ------
+        BlobStoreInUse
+            Where another process has it open; nothing is changed then.
+        BlobStoreFull
+            Where the disk has no room for the copy; nothing is changed then.
+        """
+        with translated(self.path), self._pause():
+            # LMDB's lock file tells of readers, not of openers, and an flock cannot be widened without a gap: in that
+            # gap this instance must not have the file open, as another opener may believe it to be at rest.
+            self._env.close()
+            alone = self._lock.try_exclusive()
+            if not alone:
+                self._lock.share()
+            self._open(alone=alone)
+            if not alone:
+                raise BlobStoreInUse(
+                    f"another process has the KV cache {self.path} open: stop the server that uses it, then compact"
+                )
+            try:
+                before = self._disk_bytes()
+                self._rewrite()
+                return before, self._disk_bytes()
+            finally:
+                self._lock.share()
+
+    def close(self) -> None:
+        """Unmap the file; may be called twice."""
+        self._env.close()
+        self._lock.close()
+
+    @contextmanager
+    def _in_use(self) -> Iterator[None]:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._is_paused)
+            self._in_flight += 1
         try:
-            return *_open(path, limit_bytes, max_readers), False
-        except (*_DAMAGE, ValueError) as error:
-            # One copy is kept, not one per accident: nothing in it is needed.
-            os.replace(path / "data.mdb", path / "data.mdb.damaged")
-            (path / "lock.mdb").unlink(missing_ok=True)
-            logger.warning(
-                "the KV cache %s was damaged (%s): moved aside, every fact will be encoded anew", path, error
-            )
-            return *_open(path, limit_bytes, max_readers), True
+            with translated(self.path):
+                yield
+        finally:
+            with self._changed:
+                self._in_flight -= 1
+                if self._is_paused:
+                    self._changed.notify_all()
+
+    @contextmanager
+    def _pause(self) -> Iterator[None]:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._is_paused)
+            self._is_paused = True
+            self._changed.wait_for(lambda: not self._in_flight)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._is_paused = False
+                self._changed.notify_all()
+
+    def _rewrite(self) -> None:
+        copy = self.path / _COMPACTING
+        try:
+            with open(copy, "wb") as file:
+                self._env.copyfd(file.fileno(), compact=True)
+                os.fsync(file.fileno())
+            self._env.close()
+            try:
+                os.replace(copy, self.path / _DATA)
+                # It counts the transactions of the file before.
+                (self.path / "lock.mdb").unlink(missing_ok=True)
+                for name in (_DAMAGED, _OTHER_RELEASE):
+                    (self.path / name).unlink(missing_ok=True)
+            finally:
+                self._open(alone=True)
+        finally:
+            copy.unlink(missing_ok=True)
+
+    def _disk_bytes(self) -> int:
+        files = [self.path / name for name in (_DATA, _DAMAGED, _OTHER_RELEASE)]
+        return sum(file.stat().st_size for file in files if file.exists())
+
+    def _open_or_replace(self, *, alone: bool) -> None:
+        try:
+            if alone:
+                _require_sound(self.path / _DATA)
+            self._open(alone=alone)
+        except (*_DAMAGE, VerifyError, _OtherFormat) as error:
+            if not alone:
+                raise BlobStoreError(
+                    f"the KV cache {self.path} cannot be read ({error}), and another process has it open: "
+                    "stop that one first, then it is replaced"
+                ) from error
+            if isinstance(error, _OtherFormat):
+                aside = _OTHER_RELEASE
+                logger.info(
+                    "the KV cache %s is of another release (%s): moved aside, facts are encoded anew", self.path, error
+                )
+            else:
+                aside = _DAMAGED
+                self.was_damaged = True
+                logger.warning(
+                    "the KV cache %s was damaged (%s): moved aside, every fact will be encoded anew", self.path, error
+                )
+            os.replace(self.path / _DATA, self.path / aside)
+            (self.path / "lock.mdb").unlink(missing_ok=True)
+            self._open(alone=alone)
+
+    def _open(self, *, alone: bool) -> None:
+        env: Any = lmdb.open(
+            os.fspath(self.path),
+            # Room behind the limit: LMDB copies pages in order to delete, cannot use freed ones at once, and needs
+            # neighbouring ones for a value, so that in a map that is full to the brim nothing could be exchanged.
+            map_size=self._limit_bytes + max(self._limit_bytes // 4, _SLACK_BYTES),
+            max_dbs=len(Tables._fields),
+            max_readers=self._max_readers,
+            # No fsync: a put comes from the serving path, and losing this file loses time alone. A killed process
+            # loses nothing; after a power cut, what is torn is found at open or fails its checksum.
+            sync=False,
+            # Without it a full disk is an error; with it, a SIGBUS.
+            writemap=False,
+            # Blobs are read whole and at random.
+            readahead=False,
+        )
+        try:
+            env.reader_check()
+            if alone:
+                _restore_length(env, self.path / _DATA)
+            with env.begin(write=True) as txn:
+                found = txn.get(b"format")
+                if found is None and not txn.stat()["entries"]:
+                    txn.put(b"format", _FORMAT)
+                elif found != _FORMAT:
+                    raise _OtherFormat(f"format {found!r}, this one has {_FORMAT!r}")
+            self.tables = Tables(*(env.open_db(name.encode()) for name in Tables._fields))
+        except BaseException:
+            env.close()
+            raise
+        self._env = env
 
 
-def _open(path: Path, limit_bytes: int, max_readers: int) -> tuple[Any, dict[bytes, Any]]:
-    env = lmdb.open(
-        os.fspath(path),
-        # Room behind the limit: LMDB copies pages in order to delete, and cannot use freed ones at once, so that in
-        # a map that is full to the brim nothing could be dropped.
-        map_size=limit_bytes + max(limit_bytes // 4, _SLACK_BYTES),
-        max_dbs=len(DATABASES),
-        max_readers=max_readers,
-        # No fsync: a put comes from the serving path, and losing this file loses time alone. A killed process
-        # loses nothing; after a power cut, what is torn fails to open or fails its checksum.
-        sync=False,
-        # Without it a full disk is an error; with it, a SIGBUS.
-        writemap=False,
-        # Blobs are read whole and at random.
-        readahead=False,
-    )
-    try:
-        env.reader_check()
-        shortened = _restore_length(env, path / "data.mdb")
-        with env.begin(write=True) as txn:
-            found = txn.get(b"format")
-            if found is None and not txn.stat()["entries"]:
-                txn.put(b"format", _FORMAT)
-            elif found != _FORMAT:
-                raise ValueError(f"format {found!r}")
-        databases = {name: env.open_db(name, dupsort=name == b"saw") for name in DATABASES}
-        if shortened:
-            _walk(env, databases)
-    except BaseException:
-        env.close()
-        raise
-    return env, databases
+def _require_sound(data: Path) -> None:
+    """Raise `VerifyError` where the page structure is damaged; the file must be at rest."""
+    if data.exists() and data.stat().st_size:
+        damage = structural_damage(os.fspath(data))
+        if damage:
+            raise VerifyError(f"{damage[0]}; {len(damage)} findings")
 
 
-def _restore_length(env: Any, data: Path) -> bool:
-    """Return whether the file was shorter than its header says; if so, fill it up with zeros.
+def _restore_length(env: Any, data: Path) -> None:
+    """Fill a file that is shorter than its header says up with zeros; it must be at rest.
 
-    Reading a mapped page behind the end of the file would be a SIGBUS; a page of zeros is an error, or fails its
-    checksum. LMDB itself may leave a file a few pages short, so that this alone is no damage.
+    Reading a mapped page behind the end of the file would be a SIGBUS; a page of zeros fails its checksum.
     """
     expected = (env.info()["last_pgno"] + 1) * env.stat()["psize"]
     # A new environment counts its header pages before they are written.
-    shorter = bool(0 < data.stat().st_size < expected)
-    if shorter:
+    if 0 < data.stat().st_size < expected:
         os.truncate(data, expected)
-    return shorter
-
-
-def _walk(env: Any, databases: dict[bytes, Any]) -> None:
-    with env.begin(buffers=True) as txn:
-        for database in databases.values():
-            for _ in txn.cursor(database).iternext(values=False):
-                pass
