@@ -1,5 +1,7 @@
 """Where a store is: a directory, or a URL."""
 
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from memstore.errors import InvalidLocation
@@ -35,8 +37,15 @@ def directory_of(location: str | Path) -> Path | None:
     raise InvalidLocation(f"{scheme[:20]!r} is no scheme of a store: use sqlite:///DIR, {', '.join(_REDIS_SCHEMES)}")
 
 
-def open_records(location: str | Path, settings: MemStoreSettings) -> RecordStore:
+def open_records(
+    location: str | Path, settings: MemStoreSettings, *, clock: Callable[[], float] = time.time
+) -> RecordStore:
     """Return the record store at `location`: a directory, `sqlite:///DIR`, or a Redis URL.
+
+    Parameters
+    ----------
+    clock
+        Unix seconds, for what the records stamp and for twins that have expired.
 
     Raises
     ------
@@ -49,8 +58,9 @@ def open_records(location: str | Path, settings: MemStoreSettings) -> RecordStor
             busy_timeout_s=settings.busy_timeout_s,
             feed_retention=settings.feed_retention,
             idempotency_ttl_s=settings.idempotency_ttl_s,
+            clock=clock,
         )
     # Here and not above: who has no Redis should not wait for its client.
     from memstore.records.redis import RedisOptions, RedisRecords
 
-    return RedisRecords(str(location), options=RedisOptions.from_settings(settings))
+    return RedisRecords(str(location), options=RedisOptions.from_settings(settings), clock=clock)

@@ -45,7 +45,7 @@ class MemStore:
     blobs
         KV cache to keep in step with the records; closed by whoever opened it.
     clock
-        Unix seconds, to expire facts by.
+        Unix seconds, to stamp facts with and to expire them by.
 
     Raises
     ------
@@ -64,7 +64,7 @@ class MemStore:
     ) -> None:
         self.settings = settings or MemStoreSettings()
         self.blobs = blobs
-        self.records: RecordStore = open_records(location, self.settings)
+        self.records: RecordStore = open_records(location, self.settings, clock=clock)
         try:
             self.embedder: Embedder = embedder or embedder_of(self.settings)
             self._lifecycle = Lifecycle(
