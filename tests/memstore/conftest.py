@@ -9,6 +9,7 @@ import faiss
 import pytest
 import torch
 from bigrams import BigramEmbedder
+from redis_fixtures import certificates, has_redis, redis_server, redis_url  # noqa: F401
 from small_kv import encoding, kv
 
 from memstore import KVBlobs, MemStore, MemStoreSettings, SentenceTransformerEmbedder

@@ -57,12 +57,17 @@ class RedisConnections:
         finally:
             self._slots.release()
 
-    def pipeline(self, build: Callable[[Any], object]) -> list[Any]:
-        """Return the replies to the commands that `build` puts into a pipeline; nothing happens between them."""
+    def do(self, name: str, *arguments: object) -> Any:
+        """Return the reply to one command, given as the name of redis-py's method."""
+        return self.call(lambda client: getattr(client, name)(*arguments))
+
+    def together(self, *commands: tuple[Any, ...]) -> list[Any]:
+        """Return the replies to several commands, sent at once; nothing happens between them."""
 
         def run(client: Any) -> list[Any]:
             with client.pipeline(transaction=True) as pipe:
-                build(pipe)
+                for name, *arguments in commands:
+                    getattr(pipe, name)(*arguments)
                 replies: list[Any] = pipe.execute()
                 return replies
 
@@ -107,10 +112,13 @@ class RedisConnections:
 
     def _sentinel_client(self, options: RedisOptions) -> redis.Redis:
         secure = {"ssl": True, **self._tls()} if self.location.tls else {}
-        self._sentinel = Sentinel(
-            self.location.addresses, sentinel_kwargs={**self._socket(), **_login(None, options.sentinel_password), **secure}
+        self._sentinel = Sentinel(  # type: ignore[no-untyped-call]
+            self.location.addresses,
+            sentinel_kwargs={**self._socket(), **_login(None, options.sentinel_password), **secure},
         )
-        pool = SentinelConnectionPool(self.location.service, self._sentinel, **self._data_server(), **secure)
+        pool = SentinelConnectionPool(  # type: ignore[no-untyped-call]
+            self.location.service, self._sentinel, **self._data_server(), **secure
+        )
         return redis.Redis(connection_pool=pool)
 
     def _data_server(self) -> dict[str, Any]:

@@ -55,6 +55,8 @@ _BY_CODE: tuple[tuple[str, type[StoreError], str], ...] = (
     ("not an integer", StoreDamaged, "a counter of {where} is damaged: run `memstore verify --repair`"),
     ("XADD is equal or smaller", StoreDamaged, "the feed of {where} is ahead: run `memstore verify --repair`"),
 )
+
+
 @contextmanager
 def translated(where: str) -> Iterator[None]:
     """Raise what redis-py or the network raises inside as one `StoreError` that says what to do.

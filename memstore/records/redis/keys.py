@@ -115,6 +115,14 @@ def parse_entry(raw: bytes) -> IndexEntry:
     return IndexEntry(int(seq), int(version), state, digest, stream, expires, int(text_bytes))
 
 
+def read_entry(raw: bytes | None) -> IndexEntry | None:
+    """Return the entry in a stored value, or None where there is none."""
+    try:
+        return None if raw is None else parse_entry(raw)
+    except ValueError:
+        return None
+
+
 def pack_rows(vectors: Vectors) -> bytes:
     """Return vectors `[num_chunks, dimension]` as float32; a script adds version and checksum, since it has the seq."""
     return np.ascontiguousarray(np.atleast_2d(vectors), dtype="<f4").tobytes()

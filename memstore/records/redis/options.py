@@ -4,12 +4,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
 from pydantic import SecretStr
 
 from memstore.errors import InvalidLocation
+from memstore.settings import MemStoreSettings
 
 _SCHEMES = ("redis", "rediss", "redis+sentinel", "rediss+sentinel")
 _PARAMETERS = ("prefix", "ca", "cert", "key")
@@ -63,6 +64,23 @@ class RedisOptions:
     feed_retention: int = 100_000
     idempotency_ttl_s: float = 7 * 86400.0
     disk_wait_s: float = 30.0
+
+    @classmethod
+    def from_settings(cls, settings: MemStoreSettings) -> Self:
+        """Return what the settings say."""
+        return cls(
+            prefix=settings.redis_prefix,
+            ca=settings.redis_ca,
+            cert=settings.redis_cert,
+            key=settings.redis_key,
+            password=settings.redis_password,
+            sentinel_password=settings.sentinel_password,
+            max_connections=settings.redis_max_connections,
+            timeout_s=settings.redis_timeout_s,
+            retries=settings.redis_retries,
+            feed_retention=settings.feed_retention,
+            idempotency_ttl_s=settings.idempotency_ttl_s,
+        )
 
 
 class Address(NamedTuple):

@@ -23,13 +23,13 @@ def open_schema(connections: RedisConnections, keys: Keys, scripts: Scripts) -> 
         There is no store yet, and none can be made.
     """
     where = connections.where
-    found = connections.call(lambda client: client.hget(keys.meta, "schema_version"))
+    found = connections.do("hget", keys.meta, "schema_version")
     if found is None:
-        kinds = connections.pipeline(lambda pipe: [pipe.type(key) for key in (keys.meta, keys.feed, keys.owners)])
+        kinds = connections.together(*[("type", key) for key in (keys.meta, keys.feed, keys.owners)])
         if any(kind != b"none" for kind in kinds):
             raise StoreDamaged(f"{where} has keys of another program under this prefix: use another prefix")
-        connections.call(lambda client: client.hsetnx(keys.meta, "schema_version", SCHEMA_VERSION))
-        found = connections.call(lambda client: client.hget(keys.meta, "schema_version"))
+        connections.do("hsetnx", keys.meta, "schema_version", SCHEMA_VERSION)
+        found = connections.do("hget", keys.meta, "schema_version")
     if not found.isdigit():
         raise StoreDamaged(f"{where} has keys of another program under this prefix: use another prefix")
     if int(found) > SCHEMA_VERSION:

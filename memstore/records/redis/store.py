@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from memstore.errors import FeedGap, StoreBusy, StoreError
+from memstore.errors import FeedGap, StoreBusy
 from memstore.records.base import (
     Applied,
     Batch,
@@ -45,7 +45,6 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _BATCH = 500
-_MOST_ROWS = 10**9
 _ATTEMPTS = 10
 
 
@@ -106,19 +105,19 @@ class RedisRecords:
     def purge(self, owner: OwnerId) -> PurgeCounts:
         """Remove everything of `owner` and start the owner's next epoch; then have the server rewrite its files."""
         counts = self._scripts.run("purge", owner, self._about(owner, self._clock()))
-        return PurgeCounts(*counts, remains=rewrite_files(self._redis, wait_s=self._options.disk_wait_s))
+        facts, history, vectors, changes, idempotency_keys, epoch = counts
+        remains = rewrite_files(self._redis, wait_s=self._options.disk_wait_s)
+        return PurgeCounts(facts, history, vectors, changes, idempotency_keys, epoch, remains)
 
     # ---- reading ----
 
     def head(self, owner: OwnerId) -> OwnerHead:
         """Return what caches of one owner are fenced by."""
         own = self._keys.of(owner)
-        (epoch, position), soonest, embedder = self._redis.pipeline(
-            lambda pipe: (
-                pipe.hmget(f"{own}head", "epoch", "position"),
-                pipe.zrange(f"{own}expiry", 0, 0, withscores=True),
-                pipe.hget(self._keys.meta, "embedder"),
-            )
+        (epoch, position), soonest, embedder = self._redis.together(
+            ("hmget", f"{own}head", "epoch", "position"),
+            ("zrange", f"{own}expiry", 0, 0, False, True),
+            ("hget", self._keys.meta, "embedder"),
         )
         return OwnerHead(
             int(epoch or 0),
@@ -159,7 +158,7 @@ class RedisRecords:
         facts: list[Fact] = []
         while len(facts) < limit:
             asked = min(limit - len(facts), _BATCH)
-            arguments = [digest, max(after_seq, 0), asked, int(superseded)]
+            arguments: list[bytes | str | int] = [digest, max(after_seq, 0), asked, int(superseded)]
             batch = self._facts(owner, self._scripts.run("page", owner, arguments))
             facts += batch
             if len(batch) < asked:
@@ -174,23 +173,23 @@ class RedisRecords:
 
     def expired(self, owner: OwnerId, *, now: float) -> list[FactId]:
         """Return the facts whose `expires_at` is at or before `now`."""
-        ids = self._redis.call(lambda client: client.zrangebyscore(f"{self._keys.of(owner)}expiry", "-inf", now))
+        ids = self._redis.do("zrangebyscore", f"{self._keys.of(owner)}expiry", "-inf", now)
         return [FactId(fact_id.decode()) for fact_id in ids]
 
     def count(self, owner: OwnerId) -> int:
         """Return the number of current facts."""
-        return int(self._redis.call(lambda client: client.zcard(f"{self._keys.of(owner)}current")))
+        return int(self._redis.do("zcard", f"{self._keys.of(owner)}current"))
 
     def owners(self) -> list[OwnerId]:
         """Return every owner that has a fact, sorted."""
-        names = self._redis.call(lambda client: client.zrange(self._keys.owners, 0, -1))
+        names = self._redis.do("zrange", self._keys.owners, 0, -1)
         return sorted(OwnerId(name.decode()) for name in names)
 
     def stats(self, owner: OwnerId) -> OwnerStats:
         """Return what the store holds of `owner`."""
         own = self._keys.of(owner)
-        lines, history, epoch = self._redis.pipeline(
-            lambda pipe: (pipe.hvals(f"{own}index"), pipe.hlen(f"{own}history"), pipe.hget(f"{own}head", "epoch"))
+        lines, history, epoch = self._redis.together(
+            ("hvals", f"{own}index"), ("hlen", f"{own}history"), ("hget", f"{own}head", "epoch")
         )
         entries = [parse_entry(line) for line in lines]
         current = [entry.text_bytes for entry in entries if entry.state == "c"]
@@ -199,11 +198,8 @@ class RedisRecords:
     def changes(self, since: int, *, owner: OwnerId | None = None, limit: int = 1000) -> list[Change]:
         """Return up to `limit` changes with position > `since`, in order."""
         key = self._keys.feed if owner is None else f"{self._keys.of(owner)}changes"
-        entries, floor = self._redis.pipeline(
-            lambda pipe: (
-                pipe.xrange(key, f"{since + 1}-0", "+", count=max(limit, 1)),
-                pipe.hget(self._keys.meta, "feed_floor"),
-            )
+        entries, floor = self._redis.together(
+            ("xrange", key, f"{since + 1}-0", "+", max(limit, 1)), ("hget", self._keys.meta, "feed_floor")
         )
         if since < int(floor or 0):
             raise FeedGap(since=since, floor=int(floor))
@@ -211,21 +207,21 @@ class RedisRecords:
 
     def last_position(self) -> int:
         """Return the position of the last change of all."""
-        return int(self._redis.call(lambda client: client.get(self._keys.position)) or 0)
+        return int(self._redis.do("get", self._keys.position) or 0)
 
     # ---- vectors ----
 
     def claim_embedder(self, fingerprint: str) -> str:
         """Return the fingerprint that the vectors are made with; in a new store it becomes `fingerprint`."""
-        stored = self._redis.call(lambda client: client.hget(self._keys.meta, "embedder"))
+        stored = self._redis.do("hget", self._keys.meta, "embedder")
         if stored is None:
-            self._redis.call(lambda client: client.hsetnx(self._keys.meta, "embedder", fingerprint))
-            stored = self._redis.call(lambda client: client.hget(self._keys.meta, "embedder"))
+            self._redis.do("hsetnx", self._keys.meta, "embedder", fingerprint)
+            stored = self._redis.do("hget", self._keys.meta, "embedder")
         return str(stored.decode())
 
     def vectors(self, owner: OwnerId, *, embedder: str, dimension: int) -> StoredVectors:
         """Return all vectors of `owner` that `embedder` made."""
-        seqs = self._redis.call(lambda client: client.hkeys(self._keys.vectors(owner, embedder)))
+        seqs = self._redis.do("hkeys", self._keys.vectors(owner, embedder))
         return self.vectors_of(owner, [int(seq) for seq in seqs], embedder=embedder, dimension=dimension)
 
     def vectors_of(self, owner: OwnerId, seqs: Sequence[int], *, embedder: str, dimension: int) -> StoredVectors:
@@ -236,7 +232,7 @@ class RedisRecords:
         damaged: list[int] = []
         rows = [np.empty((0, dimension), dtype=np.float32)]
         for chunk in _chunks(sorted({int(seq) for seq in seqs})):
-            values = self._redis.call(lambda client, chunk=chunk: client.hmget(key, chunk))
+            values = self._redis.do("hmget", key, chunk)
             for seq, value in zip(chunk, values, strict=True):
                 if value is None:
                     continue
@@ -259,9 +255,7 @@ class RedisRecords:
         facts: list[Fact] = []
         after = 0
         while len(facts) < limit:
-            reply = self._scripts.run(
-                "unindexed", owner, [short_digest(embedder), after, _BATCH, limit - len(facts)]
-            )
+            reply = self._scripts.run("unindexed", owner, [short_digest(embedder), after, _BATCH, limit - len(facts)])
             facts += self._facts(owner, reply[1:])
             if reply[0] is None:
                 break
@@ -302,7 +296,7 @@ class RedisRecords:
     def compact(self) -> tuple[int, int]:
         """Forget old idempotency keys and have the server give back memory; return its bytes in use."""
         keys_before = self._clock() - self._options.idempotency_ttl_s
-        return compact(self._redis, self._keys, self.owners(), keys_before=keys_before, wait_s=self._options.disk_wait_s)
+        return compact(self._redis, self._keys, keys_before=keys_before, wait_s=self._options.disk_wait_s)
 
     def doctor(self) -> list[Finding]:
         """Return what an operator should know."""
@@ -325,7 +319,7 @@ class RedisRecords:
     def _records(self, owner: OwnerId, fact_ids: Iterable[FactId]) -> Iterator[tuple[FactId, bytes]]:
         key = f"{self._keys.of(owner)}records"
         for chunk in _chunks(fact_ids):
-            records = self._redis.call(lambda client, chunk=chunk: client.hmget(key, chunk))
+            records = self._redis.do("hmget", key, chunk)
             for fact_id, record in zip(chunk, records, strict=True):
                 if record is not None:
                     yield fact_id, record

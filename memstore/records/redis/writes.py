@@ -1,7 +1,7 @@
 """A batch as the arguments of `apply.lua`, and its reply as facts."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import uuid_utils
@@ -56,9 +56,7 @@ def present(where: str, owner: OwnerId, fact_id: FactId, record: bytes) -> Prese
     return Present(fact, record[: record.index(b":", record.index(b":") + 1) + 1].decode())
 
 
-def request(
-    owner: OwnerId, batch: Batch, removals: Mapping[FactId, Present], *, now: float
-) -> Request:
+def request(owner: OwnerId, batch: Batch, removals: Mapping[FactId, Present], *, now: float) -> Request:
     """Return what `apply.lua` takes from the idempotency key on; raise `UnicodeEncodeError` on what is no text."""
     drafts = [
         dataclasses.replace(
@@ -89,7 +87,13 @@ def _draft(fact: Fact, draft: Draft) -> list[bytes | str | int]:
 
 
 def outcome(
-    where: str, owner: OwnerId, sent: Request, removals: Mapping[FactId, Present], batch: Batch, embedder: str, reply: Any
+    where: str,
+    owner: OwnerId,
+    sent: Request,
+    removals: Mapping[FactId, Present],
+    batch: Batch,
+    embedder: str,
+    reply: Any,
 ) -> Applied | None:
     """Return what the batch did, None where the facts to be removed have to be read again; raise what refused it."""
     verdict = reply[0].decode()
