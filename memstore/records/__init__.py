@@ -13,6 +13,7 @@ from memstore.records.base import (
     PurgeCounts,
     RecordStore,
     Replacement,
+    RestoredFact,
     StoredVectors,
     VectorUpdate,
 )
@@ -31,6 +32,7 @@ __all__ = [
     "PurgeCounts",
     "RecordStore",
     "Replacement",
+    "RestoredFact",
     "SQLiteRecords",
     "StoredVectors",
     "VectorUpdate",

@@ -58,6 +58,19 @@ class Insertion(NamedTuple):
     """False where the owner had this very fact already; then `fact` is that one."""
 
 
+class RestoredFact(NamedTuple):
+    """A fact that comes back under the id that it had, from another store or from an earlier time of this one."""
+
+    fact: Fact
+    """Stored as it is; only the seq is assigned anew."""
+
+    history: Sequence[Fact] = ()
+    """Former versions, oldest first."""
+
+    vectors: Vectors | None = None
+    """`[num_chunks, dimension]`; None where the fact is superseded."""
+
+
 class Applied(NamedTuple):
     """What a batch did."""
 
@@ -66,6 +79,9 @@ class Applied(NamedTuple):
 
     removed: list[Fact]
     """Those of `removals` that were there."""
+
+    replayed: bool = False
+    """The idempotency key was used before, and nothing was applied."""
 
 
 class OwnerHead(NamedTuple):
@@ -182,7 +198,7 @@ class RecordStore(Protocol):
 
         A draft whose content (`content_digest`) a current fact of the owner has already is not stored again. A twin
         that has expired is removed first and does not count. An idempotency key that was used before applies
-        nothing, and returns the facts of that time with `created` False.
+        nothing, and returns the facts of that time with `created` False and `replayed`.
 
         Raises
         ------
@@ -200,6 +216,24 @@ class RecordStore(Protocol):
         """
         ...
 
+    def restore(self, owner: OwnerId, facts: Sequence[RestoredFact], *, embedder: str) -> list[Insertion]:
+        """Store facts of `owner` as they are, with ids, versions, times and history, in one transaction.
+
+        Not stored, and returned as they are in the store with `created` False: a fact whose id the owner has
+        already, whatever it says, and a current one whose content a current fact has already. As in `apply`, a twin
+        that has expired is removed first and does not count. Seqs follow the order of `facts`. For the feed each
+        fact that is stored is an addition, in the version that it has. History that damage has left under an id
+        gives way.
+
+        Raises
+        ------
+        EmbedderMismatch
+            The store's vectors are made with another embedder than `embedder`.
+        InvalidFact
+            The id of one is another owner's (see `held_by_others`).
+        """
+        ...
+
     def purge(self, owner: OwnerId) -> PurgeCounts:
         """Remove everything of `owner` in one transaction, start the owner's next epoch, and append it to the feed."""
         ...
@@ -212,6 +246,13 @@ class RecordStore(Protocol):
 
     def get_many(self, owner: OwnerId, fact_ids: Sequence[FactId]) -> list[Fact]:
         """Return the facts that exist, superseded ones included, in the order of `fact_ids`."""
+        ...
+
+    def held_by_others(self, owner: OwnerId, fact_ids: Sequence[FactId]) -> list[FactId]:
+        """Return those of `fact_ids`, in their order, that are ids of facts of other owners; ids are unique over all.
+
+        The one method that sees them; it is not for what answers to an owner, who could probe for ids.
+        """
         ...
 
     def get_by_seqs(self, owner: OwnerId, seqs: Sequence[int]) -> dict[int, Fact]:

@@ -10,10 +10,12 @@ from memstore.records.base import (
     Applied,
     Batch,
     Finding,
+    Insertion,
     OwnerHead,
     OwnerStats,
     Problem,
     PurgeCounts,
+    RestoredFact,
     StoredVectors,
     VectorUpdate,
 )
@@ -71,7 +73,7 @@ class SQLiteRecords:
             writer = FactWriter(db, owner, self.path, embedder=embedder, now=self._clock())
             writer.check_embedder()
             if batch.idempotency is not None and (replayed := writer.replay(batch.idempotency)) is not None:
-                return Applied(replayed, [])
+                return Applied(replayed, [], replayed=True)
             removed = [fact for fact_id in batch.removals if (fact := writer.remove(fact_id)) is not None]
             for replacement in batch.replacements:
                 writer.replace(replacement)
@@ -80,6 +82,15 @@ class SQLiteRecords:
                 writer.remember(batch.idempotency, insertions)
             trim_feed(db, self._feed_retention)
             return Applied(insertions, removed)
+
+    def restore(self, owner: OwnerId, facts: Sequence[RestoredFact], *, embedder: str) -> list[Insertion]:
+        """Store facts as they are, in one transaction, and append them to the feed."""
+        with self._db.transaction() as db:
+            writer = FactWriter(db, owner, self.path, embedder=embedder, now=self._clock())
+            writer.check_embedder()
+            insertions = [writer.restore(fact) for fact in facts]
+            trim_feed(db, self._feed_retention)
+            return insertions
 
     def purge(self, owner: OwnerId) -> PurgeCounts:
         """Remove everything of `owner` and start the owner's next epoch."""
@@ -121,6 +132,16 @@ class SQLiteRecords:
         )
         by_id = {fact.id: fact for fact in facts}
         return [by_id[fact_id] for fact_id in fact_ids if fact_id in by_id]
+
+    def held_by_others(self, owner: OwnerId, fact_ids: Sequence[FactId]) -> list[FactId]:
+        """Return those of `fact_ids` that are ids of facts of other owners."""
+        rows = self._db.read(
+            "SELECT id FROM facts WHERE id IN (SELECT value FROM json_each(?)) AND owner <> ?",
+            json.dumps(list(fact_ids), default=str),
+            owner,
+        )
+        held = {row[0] for row in rows}
+        return [fact_id for fact_id in fact_ids if fact_id in held]
 
     def get_by_seqs(self, owner: OwnerId, seqs: Sequence[int]) -> dict[int, Fact]:
         """Return the facts that exist, by seq."""

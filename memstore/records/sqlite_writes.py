@@ -14,10 +14,11 @@ from memstore.errors import (
     EmbedderMismatch,
     FactNotFound,
     IdempotencyConflict,
+    InvalidFact,
     StoreDamaged,
     VersionConflict,
 )
-from memstore.records.base import Draft, IdempotencyKey, Insertion, Replacement
+from memstore.records.base import Draft, IdempotencyKey, Insertion, Replacement, RestoredFact
 from memstore.records.codec import (
     carried_vectors,
     content_digest,
@@ -68,26 +69,36 @@ class FactWriter:
 
     def insert(self, draft: Draft) -> Insertion:
         """Store a draft, or return its twin."""
-        twin = self._twin(content_digest(draft.fact))
-        if twin is not None and not (twin.expires_at is not None and twin.expires_at <= self._now):
+        twin = self._living_twin(content_digest(draft.fact))
+        if twin is not None:
             if draft.supersedes is not None:
                 raise VersionConflict(f"another writer added the fact that is to supersede {draft.supersedes!r}")
             return Insertion(twin, created=False)
-        if twin is not None:
-            self.remove(twin.id)
         fact = fact_from_new(self._owner, str(uuid_utils.uuid7()), draft.fact, event_at=draft.event_at, now=self._now)
-        fact = dataclasses.replace(fact, supersedes=draft.supersedes)
-        seq = self._db.execute(
-            "INSERT INTO facts (id, owner, stream, version, is_current, expires_at, digest, record)"
-            " VALUES (?, ?, ?, 1, 1, ?, ?, '')",
-            [fact.id, self._owner, fact.stream, fact.expires_at, content_digest(fact)],
-        ).lastrowid
-        assert seq is not None, "an insert without a row id"
-        fact = dataclasses.replace(fact, seq=seq)
-        self._db.execute("UPDATE facts SET record = ? WHERE seq = ?", [seal(seq, record_body(fact)), seq])
-        self._store_vectors(fact, draft.vectors)
-        append_change(self._db, ChangeKind.ADDED, self._owner, fact, self._now)
-        return Insertion(fact, created=True)
+        return self._store(dataclasses.replace(fact, supersedes=draft.supersedes), draft.vectors)
+
+    def restore(self, restored: RestoredFact) -> Insertion:
+        """Store a fact as it is, or return the one that has its id, or its content."""
+        fact = restored.fact
+        rows = self._db.execute("SELECT owner, record FROM facts WHERE id = ?", [fact.id]).fetchall()
+        if rows and rows[0][0] != self._owner:
+            raise InvalidFact(f"the id {fact.id!r} is another owner's: ids are unique over all owners")
+        if rows:
+            return Insertion(unsealed(self._path, self._owner, fact.id, rows[0][1]), created=False)
+        if fact.state is FactState.CURRENT:
+            twin = self._living_twin(content_digest(fact))
+            if twin is not None:
+                return Insertion(twin, created=False)
+        insertion = self._store(fact, restored.vectors)
+        self._db.execute("DELETE FROM history WHERE owner = ? AND id = ?", [self._owner, fact.id])
+        self._db.executemany(
+            "INSERT INTO history (owner, id, version, record) VALUES (?, ?, ?, ?)",
+            [
+                [self._owner, fact.id, former.version, seal(insertion.fact.seq, record_body(former))]
+                for former in restored.history
+            ],
+        )
+        return insertion
 
     def replace(self, new: Replacement) -> None:
         """Give a stored fact its next state."""
@@ -144,6 +155,29 @@ class FactWriter:
         self._db.execute("DELETE FROM vectors WHERE seq = ?", [fact.seq])
         append_change(self._db, ChangeKind.DELETED, self._owner, fact, self._now)
         return fact
+
+    def _store(self, fact: Fact, vectors: Vectors | None) -> Insertion:
+        is_current, digest = fact.state is FactState.CURRENT, content_digest(fact)
+        seq = self._db.execute(
+            "INSERT INTO facts (id, owner, stream, version, is_current, expires_at, digest, record)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, '')",
+            [fact.id, self._owner, fact.stream, fact.version, int(is_current), fact.expires_at, digest],
+        ).lastrowid
+        assert seq is not None, "an insert without a row id"
+        fact = dataclasses.replace(fact, seq=seq)
+        self._db.execute("UPDATE facts SET record = ? WHERE seq = ?", [seal(seq, record_body(fact)), seq])
+        if vectors is not None:
+            self._store_vectors(fact, vectors)
+        append_change(self._db, ChangeKind.ADDED, self._owner, fact, self._now)
+        return Insertion(fact, created=True)
+
+    def _living_twin(self, digest: str) -> Fact | None:
+        """Return the current fact with this content, after it has been removed if it has expired."""
+        twin = self._twin(digest)
+        if twin is None or twin.expires_at is None or twin.expires_at > self._now:
+            return twin
+        self.remove(twin.id)
+        return None
 
     def _twin(self, digest: str) -> Fact | None:
         rows = self._db.execute(

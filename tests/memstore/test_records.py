@@ -14,6 +14,7 @@ from memstore.errors import (
     FactNotFound,
     FeedGap,
     IdempotencyConflict,
+    InvalidFact,
     VersionConflict,
 )
 from memstore.records import (
@@ -22,6 +23,7 @@ from memstore.records import (
     IdempotencyKey,
     RecordStore,
     Replacement,
+    RestoredFact,
     SQLiteRecords,
     VectorUpdate,
 )
@@ -402,6 +404,109 @@ def test_a_trimmed_feed_says_so(open_records: Callable[..., RecordStore]) -> Non
     assert len(kept) == last - caught.value.floor >= 10
     assert records.head(BO).position == start, "an owner without changes is known to be as they were"
     assert records.get_many(BO, [first.id]) == [first]
+
+
+def restored(number: int, text: str = "", **fields: object) -> Fact:
+    """A fact as another store had it: its id ends in `number`, and its seq means nothing here."""
+    plain = Fact(
+        FactId(f"0190163d-8694-7000-8000-{number:012}"),
+        ANA,
+        text or f"fact {number}",
+        stream="",
+        speaker=None,
+        time=None,
+        metadata={},
+        version=1,
+        seq=77,
+        created_at=10.5,
+        updated_at=11.5,
+    )
+    return dataclasses.replace(plain, **fields)  # type: ignore[arg-type]
+
+
+def restore(records: RecordStore, *facts: Fact, owner: OwnerId = ANA, history: tuple[Fact, ...] = ()) -> list[Fact]:
+    """Restore facts that are not there yet, with the history of the last one."""
+    items = [RestoredFact(fact, (), vector(1) if fact.state is FactState.CURRENT else None) for fact in facts]
+    items[-1] = items[-1]._replace(history=history)
+    done = records.restore(owner, items, embedder=EMBEDDER)
+    assert [insertion.created for insertion in done] == [True] * len(facts)
+    return [insertion.fact for insertion in done]
+
+
+def test_a_restored_fact_is_as_it_was(records: RecordStore) -> None:
+    [before] = insert(records, ANA, "before")
+    old = restored(1, "floor 2 鍵", version=2, state=FactState.SUPERSEDED, metadata={"b": 1, "a": [None]})
+    former = [restored(2, "floor 4"), restored(2, "floor 6", version=2, stream="x", expires_at=9.0)]
+    new = restored(
+        2,
+        "floor 5",
+        version=3,
+        stream="home",
+        speaker="Ana",
+        time="8 May 2023",
+        event_at=4.25,
+        expires_at=5000.5,
+        supersedes=old.id,
+    )
+    kept = restore(records, old, new, history=tuple(former))
+    assert before.seq < kept[0].seq < kept[1].seq
+    assert kept == [dataclasses.replace(fact, seq=of.seq) for fact, of in zip([old, new], kept, strict=True)]
+    assert page(records, ANA, superseded=True) == [before, *kept]
+    assert page(records, ANA, stream="home") == [kept[1]]
+    assert records.get_many(ANA, [new.id, old.id]) == [kept[1], kept[0]]
+    assert records.history(ANA, new.id) == [dataclasses.replace(fact, seq=kept[1].seq) for fact in former]
+    assert records.history(ANA, old.id) == []
+    found = records.vectors(ANA, embedder=EMBEDDER, dimension=4)
+    assert (found.seqs.tolist(), found.versions.tolist()) == ([before.seq, kept[1].seq], [1, 3])
+    np.testing.assert_array_equal(found.rows[1:], vector(1))
+    assert kinds(records)[1:] == [("added", kept[0].seq, 2), ("added", kept[1].seq, 3)]
+    assert records.head(ANA)[1:3] == (records.last_position(), 5000.5)
+    assert records.stats(ANA)[:4] == (2, 1, 2, len("beforefloor 5"))
+    assert records.check(embedder=EMBEDDER, dimension=4, repair=False) == []
+    later = replace(records, kept[1], vector(9), text="floor 7")
+    assert [fact.version for fact in records.history(ANA, new.id)] == [1, 2, 3]
+    assert remove(records, ANA, new.id) == [later]
+    assert records.history(ANA, new.id) == []
+    assert records.expired(ANA, now=1e9) == []
+
+
+def test_what_is_there_is_not_restored_again(records: RecordStore, clock: Clock) -> None:
+    [twin] = insert(records, ANA, "said")
+    [soon] = [i.fact for i in records.apply(ANA, Batch(drafts=[draft("s", expires_at=1100.0)]), embedder=EMBEDDER)[0]]
+    [kept] = restore(records, restored(1, "kept"))
+    clock.now = 1200.0
+    position = records.last_position()
+    again = [
+        restored(1, "kept"),
+        restored(1, "kept, but says something else", version=9),
+        restored(2, "said", created_at=1.0),
+    ]
+    done = records.restore(ANA, [RestoredFact(fact, (), vector(2)) for fact in again], embedder=EMBEDDER)
+    assert done == [(kept, False), (kept, False), (twin, False)]
+    assert records.last_position() == position
+    assert records.get_many(ANA, [FactId(again[2].id)]) == []
+    gone = restored(3, "said", state=FactState.SUPERSEDED)
+    third, fourth = restore(records, gone, restored(4, "s"))
+    assert third.state is FactState.SUPERSEDED, "history may say what a current fact says"
+    assert page(records, ANA, superseded=True) == [twin, kept, third, fourth], "an expired twin does not count"
+    assert kinds(records)[-2:] == [("deleted", soon.seq, 1), ("added", fourth.seq, 1)]
+    twice = [RestoredFact(restored(n, "same"), (), vector(3)) for n in (5, 6, 5)]
+    assert [i.created for i in records.restore(ANA, twice, embedder=EMBEDDER)] == [True, False, False]
+    assert records.restore(ANA, [], embedder=EMBEDDER) == []
+
+
+def test_an_id_of_another_owner_is_refused_by_name(records: RecordStore) -> None:
+    [theirs] = insert(records, BO, "theirs")
+    fresh, taken = restored(1), restored(2, id=theirs.id)
+    assert records.held_by_others(ANA, [fresh.id, theirs.id]) == [theirs.id]
+    assert records.held_by_others(BO, [fresh.id, theirs.id]) == []
+    with pytest.raises(InvalidFact, match=theirs.id):
+        records.restore(ANA, [RestoredFact(fact, (), vector(1)) for fact in (fresh, taken)], embedder=EMBEDDER)
+    assert (page(records, ANA), page(records, BO)) == ([], [theirs])
+    assert records.last_position() == records.head(BO).position
+    with pytest.raises(EmbedderMismatch):
+        records.restore(ANA, [RestoredFact(fresh, (), vector(1))], embedder="y:d4")
+    assert page(records, ANA) == []
 
 
 def test_purge_leaves_nothing_but_the_next_epoch(records: RecordStore) -> None:
