@@ -97,7 +97,7 @@ class Rows:
 
     def place(self, encoding_id: EncodingId) -> Place | None:
         """Return where an encoding is, or None where it is not, or its row is damaged."""
-        value = self.txn.get(id_bytes(encoding_id), db=self.tables.ids)
+        value = self._place_value(encoding_id)
         return None if value is None else place_in(value)
 
     def blob(self, key: bytes) -> Any:
@@ -167,7 +167,7 @@ class Rows:
 
     def remove(self, encoding_id: EncodingId) -> bool:
         """Remove all rows of one encoding, of all shards; return whether it was there."""
-        value = self.txn.get(id_bytes(encoding_id), db=self.tables.ids)
+        value = self._place_value(encoding_id)
         if value is None:
             return False
         place = place_in(value)
@@ -219,6 +219,10 @@ class Rows:
             if value[:OWNER_BYTES] == prefix:
                 self._remove(id_text(key), bytes(value[:SLOT_BYTES]), None)
         return count
+
+    def _place_value(self, encoding_id: EncodingId) -> Any:
+        # An empty id comes from a damaged key; LMDB refuses it.
+        return self.txn.get(id_bytes(encoding_id), db=self.tables.ids) if encoding_id else None
 
     def _remove(self, encoding_id: EncodingId, slot: bytes, encoding: Encoding | None) -> None:
         key = id_bytes(encoding_id)

@@ -101,6 +101,7 @@ class Environment:
         self._in_flight = 0
         self._is_paused = False
         self._env: Any = None
+        self._is_closed = False
         with translated(path):
             path.mkdir(parents=True, exist_ok=True)
             self._lock = OpenersLock(path / "open.lock")
@@ -142,6 +143,8 @@ class Environment:
             Where the disk has no room for the copy; nothing is changed then.
         """
         with translated(self.path), self._pause():
+            if self._is_closed:
+                raise BlobStoreError(f"the KV cache {self.path} is closed")
             # LMDB's lock file tells of readers, not of openers, and an flock cannot be widened without a gap: in that
             # gap this instance must not have the file open, as another opener may believe it to be at rest.
             self._env.close()
@@ -162,6 +165,7 @@ class Environment:
 
     def close(self) -> None:
         """Unmap the file; may be called twice."""
+        self._is_closed = True
         self._env.close()
         self._lock.close()
 
