@@ -45,7 +45,7 @@ class Searcher:
 
     @property
     def nbytes(self) -> int:
-        """Memory of the vectors of the owners in use."""
+        """Memory of what is searched of the owners in use."""
         return self._views.nbytes
 
     def by_text(
@@ -98,6 +98,10 @@ class Searcher:
     def drop(self, owner: OwnerId) -> None:
         """Forget what is in memory of an owner."""
         self._views.drop(owner)
+
+    def close(self) -> None:
+        """Forget what is in memory."""
+        self._views.close()
 
     def _best(self, owner: OwnerId, query: _Query) -> list[SearchHit]:
         hits: list[SearchHit] = []

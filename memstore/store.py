@@ -18,7 +18,7 @@ from memstore.records.base import OwnerStats, RecordStore
 from memstore.searching import Searcher
 from memstore.settings import MemStoreSettings
 from memstore.types import Addition, Change, Fact, FactId, NewFact, OwnerId, SearchHit
-from memstore.validation import validate_count, validate_owner, validate_query
+from memstore.validation import possible_ids, validate_count, validate_owner, validate_query, validate_stream
 from memstore.views import SearchMode
 
 # `MemStore.list` would shadow the builtin in the annotations beside it.
@@ -195,7 +195,7 @@ class MemStore:
 
     def delete(self, owner: str, fact_id: str) -> Fact:
         """Remove a fact with its history, vectors and KV, and return it; raise `FactNotFound` where there is none."""
-        removed = self._lifecycle.remove(validate_owner(owner), [FactId(fact_id)])
+        removed = self._lifecycle.remove(validate_owner(owner), possible_ids([fact_id]))
         if not removed:
             raise FactNotFound(fact_id)
         return removed[0]
@@ -229,8 +229,7 @@ class MemStore:
 
     def get_many(self, owner: str, fact_ids: Sequence[str]) -> _Facts:
         """Return those of `fact_ids` that this owner has, in their order."""
-        ids = [FactId(fact_id) for fact_id in fact_ids]
-        return self._lifecycle.alive(self.records.get_many(validate_owner(owner), ids))
+        return self._lifecycle.alive(self.records.get_many(validate_owner(owner), possible_ids(fact_ids)))
 
     def list(
         self,
@@ -245,9 +244,8 @@ class MemStore:
 
         Superseded facts are left out unless asked for.
         """
-        validate_count("limit", limit)
-        validate_count("after_seq", after_seq)
-        owner_id = validate_owner(owner)
+        owner_id, stream = validate_owner(owner), validate_stream(stream)
+        limit, after_seq = validate_count("limit", limit), validate_count("after_seq", after_seq)
         self._lifecycle.head(owner_id)
         facts = self.records.page(owner_id, stream=stream, limit=limit, after_seq=after_seq, superseded=superseded)
         return self._lifecycle.alive(facts)
@@ -291,8 +289,7 @@ class MemStore:
         FeedGap
             Where they have been trimmed.
         """
-        validate_count("since", since)
-        validate_count("limit", limit)
+        since, limit = validate_count("since", since), validate_count("limit", limit)
         return self.records.changes(since, owner=None if owner is None else validate_owner(owner), limit=limit)
 
     # ---- searching ----
@@ -323,7 +320,7 @@ class MemStore:
         ------
         InvalidOwner, InvalidQuery, EmbeddingError, StoreError
         """
-        validate_query(query, k=k, min_score=min_score)
+        k = validate_query(query, k=k, min_score=min_score)
         hits = self._searcher.by_text(validate_owner(owner), query, k=k, where=where, mode=mode)
         return hits if min_score is None else [hit for hit in hits if hit.score >= min_score]
 
@@ -331,7 +328,7 @@ class MemStore:
         self, owner: str, vector: npt.ArrayLike, k: int, *, where: Mapping[str, object] | None = None
     ) -> _Hits:
         """Return the min(k, matching) facts nearest to `vector` `[dimension]`, best first, ties by seq."""
-        validate_count("k", k)
+        k = validate_count("k", k)
         return self._searcher.by_vector(validate_owner(owner), vector, k=k, where=where)
 
     def reembed(self, owner: str, facts: Sequence[Fact]) -> None:
@@ -339,11 +336,12 @@ class MemStore:
         self._lifecycle.reembed(validate_owner(owner), facts)
 
     def index_bytes(self) -> int:
-        """Return the memory that the vectors of the owners in use take."""
+        """Return the memory that what is searched of the owners in use takes."""
         return self._searcher.nbytes
 
     def close(self) -> None:
         """Release files and connections; may be called twice."""
+        self._searcher.close()
         self.records.close()
 
     def __enter__(self) -> Self:
