@@ -1,8 +1,10 @@
 """How facts come, change, expire and go, with everything that is derived from them."""
 
+import contextlib
 import dataclasses
 import hashlib
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Final, NamedTuple, TypeVar
@@ -11,6 +13,7 @@ from memstore.blobs import KVBlobs
 from memstore.drafts import Progress, embed_texts
 from memstore.embedding import Embedder, Vectors
 from memstore.errors import (
+    DuplicateFact,
     EmbedderMismatch,
     EmbeddingError,
     FactNotFound,
@@ -20,6 +23,7 @@ from memstore.errors import (
 )
 from memstore.event_time import parse_event_time
 from memstore.records.base import (
+    Applied,
     Batch,
     Draft,
     IdempotencyKey,
@@ -32,7 +36,7 @@ from memstore.records.base import (
 )
 from memstore.records.codec import content_digest
 from memstore.types import Fact, FactId, FactState, NewFact, OwnerId
-from memstore.validation import validate_expiry, validate_fact, validate_key
+from memstore.validation import possible_ids, validate_expiry, validate_fact, validate_key
 
 logger = logging.getLogger(__name__)
 
@@ -120,18 +124,17 @@ class Lifecycle:
             twins = [None if twin is None or self.has_expired(twin) else twin for twin in found]
         fresh = [position for position, twin in enumerate(twins) if twin is None]
         vectors = dict(zip(fresh, self._embed(facts, fresh, on_progress), strict=True))
-        stored: list[Insertion] = []
+        applied = Applied([], [])
         if fresh:
             drafts = [self._draft(facts[position], rows) for position, rows in vectors.items()]
-            stored = self._apply(owner, Batch(drafts=drafts, idempotency=idempotency))
-        of_fresh = dict(zip(fresh, stored, strict=True))
-        inserted = []
-        for position, (fact, twin) in enumerate(zip(facts, twins, strict=True)):
-            insertion = of_fresh[position] if twin is None else Insertion(twin, created=False)
-            if idempotency is None:
-                insertion = self._kept_longer(owner, insertion, fact.expires_at)
-            inserted.append(Inserted(insertion, vectors.get(position)))
-        return inserted
+            applied = self._apply(owner, Batch(drafts=drafts, idempotency=idempotency))
+        stored = iter(applied.insertions)
+        insertions = [next(stored) if twin is None else Insertion(twin, created=False) for twin in twins]
+        if not applied.replayed:
+            insertions = self._kept_longest(owner, insertions, facts)
+        elif gone := [insertion.fact.id for insertion in insertions if self.has_expired(insertion.fact)]:
+            raise FactNotFound(gone[0])
+        return [Inserted(insertion, vectors.get(position)) for position, insertion in enumerate(insertions)]
 
     def update(self, owner: OwnerId, fact_id: str, patch: FactPatch) -> Fact:
         """Change some fields of a current fact."""
@@ -139,12 +142,13 @@ class Lifecycle:
         def change() -> Fact:
             fact = self._current(owner, fact_id)
             new = patch.of(fact)
-            if new == FactPatch().of(fact):
-                return fact
             validate_fact(dataclasses.replace(new, expires_at=None), now=0.0)
+            # By digest, since to Python 1 is True.
+            is_changed = content_digest(new) != content_digest(fact)
+            if not is_changed and new.expires_at == fact.expires_at:
+                return fact
             if patch.expires_at is not KEEP:
                 validate_expiry(new.expires_at, now=self._clock())
-            is_changed = content_digest(new) != content_digest(fact)
             replaced = dataclasses.replace(
                 fact,
                 text=new.text,
@@ -158,7 +162,13 @@ class Lifecycle:
                 event_at=_event_at(new),
             )
             vectors = self._embed([new])[0] if new.text != fact.text else None
-            self._apply(owner, Batch(replacements=[Replacement(replaced, fact.version, vectors)]))
+            try:
+                self._apply(owner, Batch(replacements=[Replacement(replaced, fact.version, vectors)]))
+            except DuplicateFact as error:
+                # A twin that has expired does not count.
+                if not self.expire(owner):
+                    raise
+                raise VersionConflict(f"a twin of fact {fact_id!r} had expired") from error
             if is_changed:
                 self._drop_blobs(owner, fact.id)
             return replaced
@@ -177,9 +187,12 @@ class Lifecycle:
             twin = self._records.find_identical(owner, [new])[0]
             if twin is None or twin.id == old.id or self.has_expired(twin):
                 draft = self._draft(new, self._embed([new])[0])._replace(supersedes=old.id)
-                successor = self._apply(owner, Batch(replacements=replacements, drafts=[draft]))[0].fact
+                successor = self._apply(owner, Batch(replacements=replacements, drafts=[draft])).insertions[0].fact
             else:
-                successor = dataclasses.replace(twin, supersedes=twin.supersedes or old.id, updated_at=now)
+                expires_at = max(twin.expires_at, new.expires_at, key=_stay)
+                successor = dataclasses.replace(
+                    twin, supersedes=twin.supersedes or old.id, expires_at=expires_at, updated_at=now
+                )
                 self._apply(owner, Batch(replacements=[*replacements, Replacement(successor, twin.version)]))
             self._drop_blobs(owner, old.id)
             return successor
@@ -191,8 +204,7 @@ class Lifecycle:
         # The cache first: where that fails nothing is lost, and the call can be repeated.
         for fact_id in fact_ids:
             self._drop_blobs(owner, fact_id)
-        batch = Batch(removals=fact_ids)
-        removed = self._records.apply(owner, batch, embedder=self._embedder.fingerprint).removed
+        removed = self._apply(owner, Batch(removals=fact_ids)).removed
         # And once more: one that was being made when the record was still there.
         for fact in removed:
             self._drop_blobs(owner, fact.id)
@@ -246,23 +258,27 @@ class Lifecycle:
         return fact.expires_at is not None and fact.expires_at <= self._clock()
 
     def _current(self, owner: OwnerId, fact_id: str) -> Fact:
-        facts = self.alive(self._records.get_many(owner, [FactId(fact_id)]))
+        facts = self.alive(self._records.get_many(owner, possible_ids([fact_id])))
         if not facts:
             raise FactNotFound(fact_id)
         if facts[0].state is not FactState.CURRENT:
             raise FactSuperseded(fact_id)
         return facts[0]
 
-    def _kept_longer(self, owner: OwnerId, insertion: Insertion, expires_at: float | None) -> Insertion:
-        """Of two identical facts the one that stays longer counts."""
-        held = insertion.fact.expires_at
-        if insertion.created or held is None or (expires_at is not None and expires_at <= held):
-            return insertion
-        try:
-            return Insertion(self.update(owner, insertion.fact.id, FactPatch(expires_at=expires_at)), created=False)
-        except (FactNotFound, FactSuperseded):
-            # Somebody else changed it since: that is what the caller has now.
-            return insertion
+    def _kept_longest(
+        self, owner: OwnerId, insertions: Sequence[Insertion], facts: Sequence[NewFact]
+    ) -> list[Insertion]:
+        """Of identical facts, also among those that came together, the one that stays longest counts."""
+        latest = {insertion.fact.id: insertion.fact for insertion in insertions}
+        wanted = {fact_id: fact.expires_at for fact_id, fact in latest.items()}
+        for (fact, _), new in zip(insertions, facts, strict=True):
+            wanted[fact.id] = max(wanted[fact.id], new.expires_at, key=_stay)
+        for fact_id, expires_at in wanted.items():
+            if _stay(expires_at) > _stay(latest[fact_id].expires_at):
+                # Somebody else may have changed it since: then that is what the caller has now.
+                with contextlib.suppress(FactNotFound, FactSuperseded):
+                    latest[fact_id] = self.update(owner, fact_id, FactPatch(expires_at=expires_at))
+        return [insertion._replace(fact=latest[insertion.fact.id]) for insertion in insertions]
 
     def _draft(self, fact: NewFact, vectors: Vectors) -> Draft:
         return Draft(fact, vectors, _event_at(fact))
@@ -280,8 +296,8 @@ class Lifecycle:
             position = positions[error.position]
             raise EmbeddingError(f"text {position} of {len(facts)} has no usable vector", position=position) from error
 
-    def _apply(self, owner: OwnerId, batch: Batch) -> list[Insertion]:
-        return self._records.apply(owner, batch, embedder=self._embedder.fingerprint).insertions
+    def _apply(self, owner: OwnerId, batch: Batch) -> Applied:
+        return self._records.apply(owner, batch, embedder=self._embedder.fingerprint)
 
     def _drop_blobs(self, owner: OwnerId, fact_id: FactId) -> None:
         if self._blobs is not None:
@@ -289,6 +305,10 @@ class Lifecycle:
 
     def _drop_owner(self, owner: OwnerId) -> int:
         return 0 if self._blobs is None else self._blobs.drop_owner(owner)
+
+
+def _stay(expires_at: float | None) -> float:
+    return math.inf if expires_at is None else expires_at
 
 
 def _event_at(fact: NewFact) -> float | None:

@@ -2,13 +2,16 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from memstore.errors import InvalidFact, InvalidInput, InvalidOwner, InvalidQuery
-from memstore.types import NewFact, OwnerId
+from memstore.types import FactId, NewFact, OwnerId
 
 MAX_OWNER_BYTES = 512
 MAX_KEY_BYTES = 512
+
+# Where the integers end that a float holds exactly, as every backend compares them.
+_EXACT = 2**53
 
 
 def validate_owner(owner: str) -> OwnerId:
@@ -38,8 +41,10 @@ def validate_expiry(expires_at: float | None, *, now: float) -> None:
     """Raise `InvalidFact` unless `expires_at` is None or a time after `now`, in Unix seconds."""
     if expires_at is None:
         return
-    if isinstance(expires_at, bool) or not isinstance(expires_at, int | float) or not math.isfinite(expires_at):
-        raise InvalidFact(f"expires_at is {expires_at!r}: pass Unix seconds, or None to keep the fact")
+    is_number = isinstance(expires_at, int | float) and not isinstance(expires_at, bool)
+    if not is_number or not abs(expires_at) <= _EXACT:
+        shown = repr(expires_at) if isinstance(expires_at, float) else f"of type {type(expires_at).__name__}"
+        raise InvalidFact(f"expires_at is {shown}: pass Unix seconds up to 2**53, or None to keep the fact")
     if expires_at <= now:
         raise InvalidFact(f"expires_at is {expires_at!r}, which has passed: the fact would be gone at once")
 
@@ -74,20 +79,41 @@ def encode_metadata(metadata: Mapping[str, object]) -> str:
     return text
 
 
-def validate_query(query: str, *, k: int, min_score: float | None) -> None:
-    """Raise `InvalidQuery` unless `query`, `k` and `min_score` ask for something."""
+def possible_ids(fact_ids: Sequence[str]) -> list[FactId]:
+    """Return those of `fact_ids` that can be the id of a fact: the others are as unknown as an id that nobody has."""
+    return [FactId(fact_id) for fact_id in fact_ids if isinstance(fact_id, str) and _is_text(fact_id)]
+
+
+def validate_stream(stream: str | None) -> str | None:
+    """Return a stream to look at, None for all, or raise `InvalidQuery`."""
+    if stream is not None:
+        _storable("stream", stream, InvalidQuery)
+    return stream
+
+
+def validate_query(query: str, *, k: int, min_score: float | None) -> int:
+    """Return `k` as `validate_count` does; raise `InvalidQuery` unless all of it asks for something."""
     _storable("query", query, InvalidQuery)
     if not query.strip():
         raise InvalidQuery("query is empty: there is nothing to compare facts with")
-    validate_count("k", k)
-    if min_score is not None and math.isnan(min_score):
-        raise InvalidQuery("min_score is NaN: pass a cosine similarity in [-1, 1] or None")
+    if min_score is not None and not (isinstance(min_score, int | float) and not math.isnan(min_score)):
+        raise InvalidQuery(f"min_score is {min_score!r}: pass a cosine similarity in [-1, 1] or None")
+    return validate_count("k", k)
 
 
-def validate_count(name: str, value: int) -> None:
-    """Raise `InvalidQuery` unless `value` is an integer of at least 0."""
+def validate_count(name: str, value: int) -> int:
+    """Return `value`, at most 2**53, more than any store counts; `InvalidQuery` unless an integer of at least 0."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise InvalidQuery(f"{name} is {value!r}: pass an integer of at least 0")
+    return min(value, _EXACT)
+
+
+def _is_text(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _storable(name: str, value: str, refusal: type[InvalidInput]) -> int:

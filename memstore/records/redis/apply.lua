@@ -1,5 +1,6 @@
--- Applies a batch to one owner. Replies {'ok', ...} with, in order, 'removed' id, 'created' seq id, 'twin' id record; or
--- {'stale'}, {'conflict', id}, {'duplicate', id}, {'embedder', stored}, {'key-conflict'}, {'gone', id}.
+-- Applies a batch to one owner. Replies {'ok', ...} with, in order, 'removed' id, 'created' seq id, 'twin' id record;
+-- {'replayed', ...} where the key was used before; or {'stale'}, {'conflict', id}, {'duplicate', id},
+-- {'embedder', stored}, {'key-conflict'}, {'gone', id}.
 
 local request, now, encoded, owner, retention = take(), take(), take(), take(), tonumber(take())
 local embedder, made_by = take(), take()
@@ -40,7 +41,9 @@ if key ~= '' then
     if digest ~= key_digest then return {'key-conflict'} end
     local lines = {}
     for id in string.gmatch(string.sub(known, start), '%S+') do lines[#lines + 1] = 'twin ' .. id .. '\n' end
-    return answer(table.concat(lines))
+    local reply = answer(table.concat(lines))
+    if reply[1] == 'ok' then reply[1] = 'replayed' end
+    return reply
   end
 end
 

@@ -97,7 +97,7 @@ def outcome(
 ) -> Applied | None:
     """Return what the batch did, None where the facts to be removed have to be read again; raise what refused it."""
     verdict = reply[0].decode()
-    detail = reply[1].decode() if len(reply) > 1 and verdict != "ok" else ""
+    detail = reply[1].decode() if len(reply) > 1 and verdict not in ("ok", "replayed") else ""
     if verdict == "stale":
         return None
     if verdict == "conflict":
@@ -122,4 +122,4 @@ def outcome(
         else:
             fact_id, record = next(words).decode(), next(words)
             insertions.append(Insertion(unsealed(where, owner, fact_id, record), created=False))
-    return Applied(insertions, removed)
+    return Applied(insertions, removed, replayed=verdict == "replayed")
