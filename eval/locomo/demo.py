@@ -295,7 +295,7 @@ def _record(
         "fidelity_k_largest": at_largest,
         "self_test": status["self_test"],
         "machine": {"cpu": _cpu_name(), "cores": os.cpu_count(), "system": platform.platform()},
-        "versions": {name: version(name) for name in ("sgl-stateful", "sglang", "torch", "transformers", "faiss-cpu")},
+        "versions": {name: version(name) for name in ("sgl-stateful", "sglang", "torch", "transformers", "numpy")},
         "commit": _commit(),
     }
 

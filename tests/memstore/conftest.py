@@ -5,7 +5,6 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import faiss
 import pytest
 import torch
 from bigrams import BigramEmbedder
@@ -18,7 +17,6 @@ from memstore import KVBlobs, MemStore, MemStoreSettings, SentenceTransformerEmb
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
     torch.set_num_threads(1)
-    faiss.omp_set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

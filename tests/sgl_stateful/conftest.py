@@ -2,7 +2,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import faiss
 import pytest
 import torch
 from memory_engine import MemoryEngine
@@ -29,7 +28,6 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
     torch.set_num_threads(1)
-    faiss.omp_set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
