@@ -110,7 +110,7 @@ class RedisServer:
         self.certificates = certificates
         self._password = password
         self._process: subprocess.Popen[bytes] | None = None
-        lines = [f"dir {self.directory}", "bind 127.0.0.1", *options]
+        lines = [f"dir {self.directory}", "bind 127.0.0.1", "repl-diskless-sync-delay 0", *options]
         if password is not None:
             lines.append(f"requirepass {password}")
         if certificates is None:

@@ -30,9 +30,15 @@ Every change is one Lua script, which decides before it writes. Records pass thr
 
 Permissions
 -----------
-::
+What the user of a store has to be allowed, with `memstore` as the prefix:
 
-    ACL SETUSER memstore on >PASSWORD resetkeys ~memstore:* resetchannels -@all
+    ~memstore:* resetchannels -@all +evalsha +script|load +multi +exec +info +select +scan +type +get +set +incr +unlink
+    +hget +hmget +hset +hsetnx +hdel +hlen +hkeys +hvals +hexists +hincrby +hscan
+    +zadd +zrem +zcard +zscore +zmscore +zrange +zrangebyscore +zrangebylex +zscan +xadd +xdel +xtrim +xlen +xrange
+
+and, for a purge that reaches the server's files, a `compact`, and a `doctor` that can tell everything:
+
+    +bgrewriteaof +bgsave +memory|purge +config|get
 """
 
 from memstore.records.redis.options import RedisOptions

@@ -1,5 +1,6 @@
 """Connections to a Redis server, or to the one that Sentinels say is the master."""
 
+import socket
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -12,10 +13,10 @@ from redis.credentials import UsernamePasswordCredentialProvider
 from redis.retry import Retry
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
-from memstore.errors import StoreBusy, StoreClosed, StoreUnreachable
+from memstore.errors import StoreBusy, StoreClosed, StoreTLSError, StoreUnreachable
 from memstore.records.breaker import Breaker
 from memstore.records.redis.faults import is_worth_repeating, translated
-from memstore.records.redis.options import RedisLocation, RedisOptions
+from memstore.records.redis.options import Address, RedisLocation, RedisOptions
 
 T = TypeVar("T")
 
@@ -77,6 +78,13 @@ class RedisConnections:
         """Return what runs a Lua script: called with a client, keys and arguments."""
         script = self._client.register_script(source)
         return lambda client, keys, arguments: script(keys=keys, args=arguments, client=client)
+
+    def refuse_plain_server(self) -> None:
+        """Raise `StoreTLSError` where a server speaks no TLS: to a handshake it says nothing at all."""
+        if self.location.tls and any(
+            _answers_in_plain(address, self._timeout_s) for address in self.location.addresses
+        ):
+            raise StoreTLSError(f"{self.where} speaks no TLS: turn it on there, or write redis:// instead of rediss://")
 
     def close(self) -> None:
         """Close every connection; may be called twice."""
@@ -155,3 +163,12 @@ def _login(username: str | None, password: SecretStr | None) -> dict[str, Any]:
         return {}
     secret = "" if password is None else password.get_secret_value()
     return {"credential_provider": UsernamePasswordCredentialProvider(username, secret)}
+
+
+def _answers_in_plain(address: Address, timeout_s: float) -> bool:
+    try:
+        with socket.create_connection(address, timeout=timeout_s) as plain:
+            plain.sendall(b"PING\r\n")
+            return plain.recv(1) in (b"+", b"-")
+    except OSError:
+        return False

@@ -18,7 +18,9 @@ from memstore.errors import (
     StoreUnreachable,
 )
 
-_UNREACHABLE = "{where} cannot be reached: check that the server runs and that host and port are right"
+_UNREACHABLE = (
+    "{where} cannot be reached: check that the server runs, and host and port; one that expects TLS needs rediss://"
+)
 _TIMEOUT = "{where} did not answer in time; whether a change was made is unknown: read, or repeat it with its key"
 _TLS = "no TLS connection to {where}: check ca, cert and key, and that both sides use TLS"
 _NO_REDIS = "{where} does not answer as a Redis server does: if it expects TLS, write rediss://"
@@ -47,6 +49,7 @@ _BY_CODE: tuple[tuple[str, type[StoreError], str], ...] = (
     ("NOREPLICAS", StoreBusy, "{where} has fewer good replicas than it needs to accept a write"),
     ("LOADING", StoreBusy, _LOADING),
     ("BUSY", StoreBusy, "{where} is running another script for too long: try again later"),
+    ("DB index is out of range", StoreError, "{where} has no database of that number: name another"),
     ("TRYAGAIN", StoreBusy, "{where} is moving data: try again later"),
     ("MASTERDOWN", StoreUnreachable, _UNREACHABLE),
     ("max number of clients reached", StoreBusy, "{where} accepts no more connections: raise its maxclients"),
@@ -104,5 +107,6 @@ def _has_tls_cause(error: BaseException | None) -> bool:
 
 
 def _brief(error: BaseException) -> str:
-    text = " ".join(str(error).split())
+    # A Sentinel's error goes on with all that the clients were made with.
+    text = " ".join(str(error).partition(" : <")[0].split())
     return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from memstore.errors import FeedGap, StoreBusy
+from memstore.errors import FeedGap, StoreBusy, StoreUnreachable
 from memstore.records.base import (
     Applied,
     Batch,
@@ -76,6 +76,10 @@ class RedisRecords:
         try:
             open_schema(self._redis, self._keys, self._scripts)
             risk = eviction_risk(self._redis)
+        except StoreUnreachable:
+            self.close()
+            self._redis.refuse_plain_server()
+            raise
         except BaseException:
             self.close()
             raise
