@@ -129,13 +129,17 @@ for _ = 1, num_replacements do
   end)
 end
 
+-- A draft has a new id; a restored fact has the one that it had, and its former versions.
 for _ = 1, num_drafts do
-  local id, supersedes, e, body, rows = take(), take(), take_entry(), take(), take()
-  local other = twin(e.digest)
+  local id, supersedes, e, body, rows, num_former = take(), take(), take_entry(), take(), take(), take()
+  local former = {}
+  for i = 1, tonumber(num_former) or 0 do former[i] = {version = take(), body = take()} end
+  local known = num_former ~= '' and entry(id)
+  local other = known and id or e.state == 'c' and twin(e.digest)
   if other then
     local o = entry(other)
     if not o then error('DAMAGED fact ' .. other .. ' has no index entry') end
-    if o.expires ~= '-' and tonumber(o.expires) <= tonumber(now) then
+    if not known and o.expires ~= '-' and tonumber(o.expires) <= tonumber(now) then
       plan_removal(other, o)
       other = false
     elseif supersedes ~= '' then
@@ -152,15 +156,26 @@ for _ = 1, num_drafts do
     lines[place] = ''
     added[#added + 1] = id
     e.is_new = true
-    entries[id], twins[e.digest] = e, id
+    entries[id] = e
+    if e.state == 'c' then twins[e.digest] = id end
     plan(function()
       e.seq = digits(call('INCR', root .. 'seq'))
       lines[place] = 'created ' .. e.seq .. ' ' .. id .. '\n'
       change(now, encoded, 'added', id, e.seq, e.version)
       call('HSET', own .. 'records', id, seal(e.seq, body))
       link(id, e)
-      call('HSET', root .. 'embedders', made_by, embedder)
-      call('HSET', own .. 'vectors:' .. made_by, e.seq, seal_rows(e.seq, e.version, rows))
+      if num_former ~= '' then
+        local version = 1
+        -- Damage may have left some.
+        while call('HDEL', own .. 'history', id .. ':' .. version) == 1 or version < tonumber(e.version) do
+          version = version + 1
+        end
+        for _, f in ipairs(former) do call('HSET', own .. 'history', id .. ':' .. f.version, seal(e.seq, f.body)) end
+      end
+      if e.state == 'c' then
+        call('HSET', root .. 'embedders', made_by, embedder)
+        call('HSET', own .. 'vectors:' .. made_by, e.seq, seal_rows(e.seq, e.version, rows))
+      end
     end)
   end
 end

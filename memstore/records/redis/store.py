@@ -9,15 +9,17 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from memstore.errors import FeedGap, StoreBusy, StoreUnreachable
+from memstore.errors import FeedGap, InvalidFact, StoreBusy, StoreUnreachable
 from memstore.records.base import (
     Applied,
     Batch,
     Finding,
+    Insertion,
     OwnerHead,
     OwnerStats,
     Problem,
     PurgeCounts,
+    RestoredFact,
     StoredVectors,
     VectorUpdate,
 )
@@ -38,7 +40,7 @@ from memstore.records.redis.options import RedisOptions, parse_location
 from memstore.records.redis.schema import open_schema
 from memstore.records.redis.scripts import Scripts
 from memstore.records.redis.server_files import compact, rewrite_files
-from memstore.records.redis.writes import Present, outcome, present, request, unsealed
+from memstore.records.redis.writes import Present, outcome, present, request, restoration, unsealed
 from memstore.types import Change, ChangeKind, Fact, FactId, NewFact, OwnerId
 
 logger = logging.getLogger(__name__)
@@ -106,6 +108,19 @@ class RedisRecords:
                 return applied
         raise StoreBusy(f"{self.location}: other writers keep changing what is to be removed: try again later")
 
+    def restore(self, owner: OwnerId, facts: Sequence[RestoredFact], *, embedder: str) -> list[Insertion]:
+        """Store facts as they are, in one script, and append them to the feed."""
+        # Ahead of the script and not in it: no other writer makes ids that somebody has.
+        held = self.held_by_others(owner, [one.fact.id for one in facts])
+        if held:
+            raise InvalidFact(f"the id {held[0]!r} is another owner's: ids are unique over all owners")
+        sent = restoration(facts)
+        head = [*self._about(owner, self._clock()), embedder, short_digest(embedder)]
+        reply = self._scripts.run("apply", owner, [*head, *sent.arguments])
+        applied = outcome(self.location, owner, sent, {}, Batch(), embedder, reply)
+        assert applied is not None, "stale, without anything to remove"
+        return applied.insertions
+
     def purge(self, owner: OwnerId) -> PurgeCounts:
         """Remove everything of `owner` and start the owner's next epoch; then have the server rewrite its files."""
         counts = self._scripts.run("purge", owner, self._about(owner, self._clock()))
@@ -135,6 +150,14 @@ class RedisRecords:
         found = self._records(owner, dict.fromkeys(fact_ids))
         facts = {fact_id: unsealed(self.location, owner, fact_id, record) for fact_id, record in found}
         return [facts[fact_id] for fact_id in fact_ids if fact_id in facts]
+
+    def held_by_others(self, owner: OwnerId, fact_ids: Sequence[FactId]) -> list[FactId]:
+        """Return those of `fact_ids` that are ids of facts of other owners."""
+        asked, held = list(fact_ids), set[FactId]()
+        for others in _chunks(other for other in self.owners() if asked and other != owner):
+            found = self._redis.together(*[("hmget", f"{self._keys.of(other)}index", asked) for other in others])
+            held |= {fact_id for entries in found for fact_id, entry in zip(asked, entries, strict=True) if entry}
+        return [fact_id for fact_id in asked if fact_id in held]
 
     def get_by_seqs(self, owner: OwnerId, seqs: Sequence[int]) -> dict[int, Fact]:
         """Return the facts that exist, by seq."""

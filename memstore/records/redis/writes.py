@@ -1,7 +1,7 @@
 """A batch as the arguments of `apply.lua`, and its reply as facts."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import uuid_utils
@@ -14,7 +14,7 @@ from memstore.errors import (
     StoreDamaged,
     VersionConflict,
 )
-from memstore.records.base import Applied, Batch, Draft, Insertion, Replacement
+from memstore.records.base import Applied, Batch, Draft, Insertion, Replacement, RestoredFact
 from memstore.records.codec import fact_from_new, record_body, unseal
 from memstore.records.redis.keys import index_entry, pack_rows
 from memstore.types import Fact, FactId, OwnerId
@@ -83,7 +83,19 @@ def _replacement(new: Replacement) -> list[bytes | str | int]:
 
 
 def _draft(fact: Fact, draft: Draft) -> list[bytes | str | int]:
-    return [fact.id, draft.supersedes or "", *index_entry(fact), record_body(fact), pack_rows(draft.vectors)]
+    return [fact.id, draft.supersedes or "", *index_entry(fact), record_body(fact), pack_rows(draft.vectors), ""]
+
+
+def restoration(restored: Sequence[RestoredFact]) -> Request:
+    """Return what `apply.lua` takes from the idempotency key on, for facts that have their ids."""
+    facts = [dataclasses.replace(one.fact, seq=0) for one in restored]
+    arguments: list[bytes | str | int] = ["", "", 0, 0, len(facts)]
+    for fact, (_, history, vectors) in zip(facts, restored, strict=True):
+        rows = b"" if vectors is None else pack_rows(vectors)
+        arguments += [fact.id, "", *index_entry(fact), record_body(fact), rows, len(history)]
+        for former in history:
+            arguments += [former.version, record_body(former)]
+    return Request(arguments, facts)
 
 
 def outcome(
