@@ -190,9 +190,8 @@ def test_keys_of_others_are_out_of_reach(redis_server: RedisServer, redis_url: s
 @pytest.mark.parametrize("credentials", [f":{QUOTED}@", f"nobody:{QUOTED}@", ""])
 def test_a_wrong_password_is_refused_and_shown_nowhere(credentials: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    with RedisServer(password="right") as server:
-        with pytest.raises(StoreRefused) as refusal:
-            RedisRecords(f"redis://{credentials}127.0.0.1:{server.port}")
+    with RedisServer(password="right") as server, pytest.raises(StoreRefused) as refusal:
+        RedisRecords(f"redis://{credentials}127.0.0.1:{server.port}")
     shown = "".join(traceback.format_exception(refusal.value)) + caplog.text
     assert "hunter2" not in shown
 

@@ -88,7 +88,7 @@ class Checker:
         listed = {OwnerId(name.decode()) for batch in members(self._redis, self._keys.owners) for name, _ in batch}
         owners, refused, problems = set(listed), set(), []
         for chunk in _chunks(sorted(names)):
-            kinds = self._redis.together(*[("type", name) for name in chunk])
+            kinds = self._redis.at_one_moment(*[("type", name) for name in chunk])
             for name, kind in zip(chunk, kinds, strict=True):
                 owner, wanted = self._meaning(name)
                 if owner is not None:
@@ -117,7 +117,7 @@ class Checker:
         seq = position = 0
         for owner in owners:
             own = self._keys.of(owner)
-            *last, said = self._redis.together(
+            *last, said = self._redis.at_one_moment(
                 ("zrange", f"{own}current", -1, -1, False, True),
                 ("zrange", f"{own}superseded", -1, -1, False, True),
                 ("hget", f"{own}head", "position"),
@@ -136,7 +136,7 @@ class Checker:
         return problems
 
     def _listing(self, owner: OwnerId) -> list[Problem]:
-        has_facts, listed = self._redis.together(
+        has_facts, listed = self._redis.at_one_moment(
             ("hlen", f"{self._keys.of(owner)}records"), ("zscore", self._keys.owners, owner)
         )
         if bool(has_facts) == (listed is not None):
@@ -176,7 +176,7 @@ class Checker:
             for entry, name in zip(wanted, ids, strict=True)
         ]
         digests = ["" if entry is None else entry.digest for entry in wanted]
-        records, entries, current, superseded, expiry, in_streams, twins = self._redis.together(
+        records, entries, current, superseded, expiry, in_streams, twins = self._redis.at_one_moment(
             ("hmget", f"{own}records", ids),
             ("hmget", f"{own}index", ids),
             ("zmscore", f"{own}current", ids),
@@ -207,7 +207,7 @@ class Checker:
         problems = []
         for name, pairs in self._leads(owner):
             ids = [fact_id for fact_id, _ in pairs]
-            records, entries = self._redis.together(("hmget", f"{own}records", ids), ("hmget", f"{own}index", ids))
+            records, entries = self._redis.at_one_moment(("hmget", f"{own}records", ids), ("hmget", f"{own}index", ids))
             for (fact_id, lead), record, entry in zip(pairs, records, entries, strict=True):
                 if record is not None and (name not in ("streams", "digests") or _implies(entry, name, lead, fact_id)):
                     continue
@@ -238,7 +238,7 @@ class Checker:
     def _still_leads(self, own: str, name: str, lead: bytes, fact_id: bytes) -> bool:
         """Return whether this is so at one moment too, and not the trace of a writer between two reads."""
         key = f"{own}{name}"
-        found, record, entry = self._redis.together(
+        found, record, entry = self._redis.at_one_moment(
             ("hget", key, lead) if name in ("index", "digests") else ("zscore", key, lead),
             ("hget", f"{own}records", fact_id),
             ("hget", f"{own}index", fact_id),

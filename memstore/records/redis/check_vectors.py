@@ -32,7 +32,7 @@ def _stored(
     connections: RedisConnections, keys: Keys, owner: OwnerId, key: str, seqs: list[bytes], dimension: int | None
 ) -> list[tuple[bytes, Problem]]:
     own = keys.of(owner)
-    values, *found = connections.together(
+    values, *found = connections.at_one_moment(
         ("hmget", key, seqs), *(("zrangebyscore", f"{own}current", seq, seq) for seq in seqs)
     )
     ids = [facts[0] if facts else b"" for facts in found]
@@ -59,7 +59,7 @@ def _stored(
 def _missing(
     connections: RedisConnections, owner: OwnerId, key: str, current: list[tuple[bytes, float]]
 ) -> list[Problem]:
-    present = connections.together(*(("hexists", key, int(seq)) for _, seq in current))
+    present = connections.at_one_moment(*(("hexists", key, int(seq)) for _, seq in current))
     return [
         Problem("missing-vector", owner, FactId(fact_id.decode()), "the fact is found by no search", repaired=False)
         for (fact_id, _), found in zip(current, present, strict=True)

@@ -2,7 +2,7 @@
 
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import redis
@@ -13,7 +13,7 @@ from redis.credentials import UsernamePasswordCredentialProvider
 from redis.retry import Retry
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
-from memstore.errors import StoreBusy, StoreClosed, StoreTLSError, StoreUnreachable
+from memstore.errors import StoreBusy, StoreClosed, StoreFull, StoreTLSError, StoreUnreachable
 from memstore.records.breaker import Breaker
 from memstore.records.redis.faults import is_worth_repeating, translated
 from memstore.records.redis.options import Address, RedisLocation, RedisOptions
@@ -63,16 +63,16 @@ class RedisConnections:
         return self.call(lambda client: getattr(client, name)(*arguments))
 
     def together(self, *commands: tuple[Any, ...]) -> list[Any]:
-        """Return the replies to several commands, sent at once; nothing happens between them."""
+        """Return the replies to several commands, sent at once and done in this order; others may come between."""
+        return self.call(lambda client: _replies(client.pipeline(transaction=False), commands))
 
-        def run(client: Any) -> list[Any]:
-            with client.pipeline(transaction=True) as pipe:
-                for name, *arguments in commands:
-                    getattr(pipe, name)(*arguments)
-                replies: list[Any] = pipe.execute()
-                return replies
-
-        return self.call(run)
+    def at_one_moment(self, *commands: tuple[Any, ...]) -> list[Any]:
+        """Return the replies to several commands, between which nothing happens."""
+        try:
+            return self.call(lambda client: _replies(client.pipeline(transaction=True), commands))
+        except StoreFull:
+            # A server without memory queues no commands, not even reading ones. It takes no new facts either.
+            return self.together(*commands)
 
     def script(self, source: str) -> Callable[[Any, list[str], list[bytes | str]], Any]:
         """Return what runs a Lua script: called with a client, keys and arguments."""
@@ -163,6 +163,14 @@ def _login(username: str | None, password: SecretStr | None) -> dict[str, Any]:
         return {}
     secret = "" if password is None else password.get_secret_value()
     return {"credential_provider": UsernamePasswordCredentialProvider(username, secret)}
+
+
+def _replies(pipeline: Any, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+    with pipeline:
+        for name, *arguments in commands:
+            getattr(pipeline, name)(*arguments)
+        replies: list[Any] = pipeline.execute()
+        return replies
 
 
 def _answers_in_plain(address: Address, timeout_s: float) -> bool:
