@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
+import redis
 from redis_facts import ANA, BO, EMBEDDER, QUICK, Clock, add, drafts, insert, opened, texts_of, vector
 from redis_server import RedisServer, wait_until
 
@@ -12,6 +13,7 @@ from memstore.errors import (
     FeedGap,
     StoreBusy,
     StoreDamaged,
+    StoreError,
     StoreFull,
     StoreTooNew,
     VersionConflict,
@@ -101,6 +103,21 @@ def test_two_prefixes_are_two_stores(redis_url: str) -> None:
 # ---- a full server ----
 
 
+def test_removing_makes_room_on_a_full_server(has_redis: None) -> None:
+    with RedisServer("maxmemory-policy noeviction") as server:
+        records = opened(server.url)
+        one, two = add(records, ANA, "one", "two")
+        add(records, BO, "theirs")
+        with server.client() as client:
+            client.config_set("maxmemory", client.info("memory")["used_memory"] - 1)
+        assert records.apply(ANA, Batch(removals=[one.id]), embedder=EMBEDDER).removed == [one]
+        assert records.purge(BO).facts == 1
+        assert records.page(ANA, stream=None, limit=9, after_seq=0) == [two]
+        assert records.owners() == [ANA]
+        assert records.check(embedder=EMBEDDER, dimension=4, repair=False) == []
+        records.close()
+
+
 def test_a_full_server_changes_nothing_and_can_still_be_read(has_redis: None) -> None:
     with RedisServer("maxmemory-policy noeviction") as server:
         records = opened(server.url)
@@ -123,6 +140,68 @@ def test_a_full_server_changes_nothing_and_can_still_be_read(has_redis: None) ->
         [after] = add(records, ANA, "after")
         assert after.seq == fact.seq + 1
         records.close()
+
+
+# ---- a server that is not well ----
+
+
+def test_a_server_that_cannot_save_takes_no_writes_and_says_so(has_redis: None) -> None:
+    with RedisServer("save 3600 1000000", "enable-protected-configs local") as server:
+        records = opened(server.url)
+        [fact] = add(records, ANA, "before")
+        folder = server.directory / "gone"
+        folder.mkdir()
+        with server.client() as client:
+            client.config_set("dir", str(folder))
+            folder.rmdir()
+            assert "BGSAVE" in str(records.purge(BO).remains)
+            with pytest.raises(StoreError, match="cannot save"):
+                add(records, ANA, "after")
+            assert records.page(ANA, stream=None, limit=9, after_seq=0) == [fact]
+            client.config_set("dir", str(server.directory))
+            assert client.bgsave()
+            wait_until(lambda: client.info("persistence")["rdb_last_bgsave_status"] == "ok", "a dump")
+        assert records.purge(BO).remains is None
+        records.close()
+
+
+def test_a_server_without_enough_replicas_is_busy(redis_server: RedisServer, redis_url: str) -> None:
+    records = opened(redis_url)
+    with redis_server.client() as client:
+        client.config_set("min-replicas-to-write", 1)
+        try:
+            with pytest.raises(StoreBusy, match="replicas"):
+                add(records, ANA, "one")
+        finally:
+            client.config_set("min-replicas-to-write", 0)
+    assert records.owners() == []
+    records.close()
+
+
+def test_a_server_that_runs_a_script_for_too_long_is_busy(has_redis: None) -> None:
+    with RedisServer("busy-reply-threshold 10") as server:
+        records = opened(server.url)
+
+        def run_forever() -> None:
+            with server.client() as client, pytest.raises(redis.ResponseError):
+                client.eval("while true do end", 0)
+
+        endless = threading.Thread(target=run_forever)
+        endless.start()
+        with server.client() as client:
+            wait_until(lambda: is_busy(records), "the server's answer that it is busy")
+            client.script_kill()
+        endless.join()
+        add(records, ANA, "after")
+        records.close()
+
+
+def is_busy(records: RedisRecords) -> bool:
+    try:
+        records.count(ANA)
+    except StoreBusy:
+        return True
+    return False
 
 
 # ---- what an operator is told ----

@@ -32,8 +32,8 @@ Permissions
 -----------
 What the user of a store has to be allowed, with `memstore` as the prefix:
 
-    ~memstore:* resetchannels -@all +evalsha +script|load +multi +exec +info +select +scan +type +get +set +incr +unlink
-    +hget +hmget +hset +hsetnx +hdel +hlen +hkeys +hvals +hexists +hincrby +hscan
+    ~memstore:* resetchannels -@all +evalsha +script|load +multi +exec +info +select +scan +type +exists +get +set
+    +incrby +unlink +hget +hmget +hset +hsetnx +hdel +hlen +hkeys +hvals +hexists +hincrby +hscan
     +zadd +zrem +zcard +zscore +zmscore +zrange +zrangebyscore +zrangebylex +zscan +xadd +xdel +xtrim +xlen +xrange
 
 and, for a purge that reaches the server's files, a `compact`, and a `doctor` that can tell everything:

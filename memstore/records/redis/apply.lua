@@ -67,6 +67,7 @@ local function twin(digest)
 end
 
 local writes, lines, added = {}, {}, {}
+local num_new, next_seq = 0, nil
 
 local function plan(write) writes[#writes + 1] = write end
 
@@ -78,6 +79,7 @@ local function plan_removal(id, e)
   entries[id] = false
   free_digest(id, e)
   plan(function()
+    flush()
     change(now, encoded, 'deleted', id, e.seq, e.version)
     unlink(id, e)
     call('HDEL', own .. 'records', id)
@@ -110,6 +112,7 @@ for _ = 1, num_replacements do
   if new.state == 'c' then twins[new.digest] = id end
   entries[id] = new
   plan(function()
+    flush()
     change(now, encoded, new.state == 'c' and 'updated' or 'superseded', id, new.seq, new.version)
     if new.version ~= e.version then
       call('HSET', own .. 'history', id .. ':' .. e.version, call('HGET', own .. 'records', id))
@@ -123,8 +126,7 @@ for _ = 1, num_replacements do
       carry_vectors(new.seq, e.version, new.version)
     end
     if new.state == 'c' and rows ~= '' then
-      call('HSET', root .. 'embedders', made_by, embedder)
-      call('HSET', own .. 'vectors:' .. made_by, new.seq, seal_rows(new.seq, new.version, rows))
+      put('HSET', own .. 'vectors:' .. made_by, new.seq, seal_rows(new.seq, new.version, rows))
     end
   end)
 end
@@ -156,13 +158,15 @@ for _ = 1, num_drafts do
     lines[place] = ''
     added[#added + 1] = id
     e.is_new = true
+    num_new = num_new + 1
     entries[id] = e
     if e.state == 'c' then twins[e.digest] = id end
     plan(function()
-      e.seq = digits(call('INCR', root .. 'seq'))
+      e.seq = digits(next_seq)
+      next_seq = next_seq + 1
       lines[place] = 'created ' .. e.seq .. ' ' .. id .. '\n'
       change(now, encoded, 'added', id, e.seq, e.version)
-      call('HSET', own .. 'records', id, seal(e.seq, body))
+      put('HSET', own .. 'records', id, seal(e.seq, body))
       link(id, e)
       if num_former ~= '' then
         local version = 1
@@ -172,17 +176,22 @@ for _ = 1, num_drafts do
         end
         for _, f in ipairs(former) do call('HSET', own .. 'history', id .. ':' .. f.version, seal(e.seq, f.body)) end
       end
-      if e.state == 'c' then
-        call('HSET', root .. 'embedders', made_by, embedder)
-        call('HSET', own .. 'vectors:' .. made_by, e.seq, seal_rows(e.seq, e.version, rows))
-      end
+      if e.state == 'c' then put('HSET', own .. 'vectors:' .. made_by, e.seq, seal_rows(e.seq, e.version, rows)) end
     end)
   end
 end
 
 -- ---- write ----
 
-for _, write in ipairs(writes) do write() end
+if #writes > 0 then
+  if num_replacements + num_drafts == 0 then write_despite_full_memory() end
+  announce(#writes)
+  if num_new > 0 then next_seq = call('INCRBY', root .. 'seq', num_new) - num_new + 1 end
+  for _, write in ipairs(writes) do write() end
+  flush()
+  call('HSET', root .. 'embedders', made_by, embedder)
+  note_position()
+end
 if key ~= '' then call('HSET', own .. 'idempotency', key, key_digest .. ' ' .. now .. ' ' .. table.concat(added, ' ')) end
 local told = table.concat(lines)
 if #writes > 0 or key ~= '' then

@@ -20,6 +20,7 @@ from memstore.records.redis.options import Address, RedisLocation, RedisOptions
 
 T = TypeVar("T")
 
+_PATIENCE = 30
 _BACKOFF_S, _LONGEST_BACKOFF_S = 0.05, 0.5
 
 
@@ -44,17 +45,25 @@ class RedisConnections:
         )
         self._closed = False
         self._sentinel: Sentinel | None = None
-        # Its types are unions of what the asynchronous client returns.
-        self._client: Any = self._sentinel_client(options) if location.service else self._plain_client()
+        if location.service:
+            self._sentinel = self._watchers(options)
+        # Their types are unions of what the asynchronous client returns.
+        self._client: Any = self._connect_later(answer_s=self._timeout_s)
+        self._patient_client: Any = self._connect_later(answer_s=_PATIENCE * self._timeout_s)
 
-    def call(self, command: Callable[[Any], T]) -> T:
-        """Return what `command` returns when called with a client; raise `StoreError`."""
+    def call(self, command: Callable[[Any], T], *, patient: bool = False) -> T:
+        """Return what `command` returns when called with a client; raise `StoreError`.
+
+        A patient one may keep the server busy for long, so it is only tried on a server that answers.
+        """
+        if patient:
+            self.do("exists", f"{self.location.prefix}:meta")
         if self._closed:
             raise StoreClosed(f"{self.where} has been closed: open a new store")
         if not self._slots.acquire(timeout=self._timeout_s):
             raise StoreBusy(f"all {self._max_connections} connections to {self.where} are in use: allow more")
         try:
-            return self._through_breaker(command)
+            return self._through_breaker(command, self._patient_client if patient else self._client)
         finally:
             self._slots.release()
 
@@ -89,19 +98,19 @@ class RedisConnections:
     def close(self) -> None:
         """Close every connection; may be called twice."""
         self._closed = True
-        self._client.close()
-        self._client.connection_pool.disconnect()
+        for client in (self._client, self._patient_client):
+            client.connection_pool.disconnect()
         if self._sentinel is not None:
             self._sentinel.close()
 
-    def _through_breaker(self, command: Callable[[Any], T]) -> T:
+    def _through_breaker(self, command: Callable[[Any], T], client: Any) -> T:
         if not self._breaker.may_call():
             raise StoreUnreachable(f"{self.where} did not answer a moment ago: try again later")
         answered = True
         try:
             with translated(self.where):
                 return self._retry.call_with_retry(
-                    lambda: command(self._client), lambda error: None, is_retryable=is_worth_repeating
+                    lambda: command(client), lambda error: None, is_retryable=is_worth_repeating
                 )
         except StoreUnreachable:
             answered = False
@@ -112,26 +121,27 @@ class RedisConnections:
             else:
                 self._breaker.failed()
 
-    def _plain_client(self) -> redis.Redis:
-        [(host, port)] = self.location.addresses
-        secure = {"connection_class": redis.SSLConnection, **self._tls()} if self.location.tls else {}
-        pool = ConnectionPool(host=host, port=port, **self._data_server(), **secure)
+    def _connect_later(self, *, answer_s: float) -> redis.Redis:
+        arguments = {**self._data_server(), "socket_timeout": answer_s}
+        if self._sentinel is not None:
+            pool: ConnectionPool = SentinelConnectionPool(  # type: ignore[no-untyped-call]
+                self.location.service, self._sentinel, **arguments, **({"ssl": True} if self.location.tls else {})
+            )
+        else:
+            [(host, port)] = self.location.addresses
+            kind = redis.SSLConnection if self.location.tls else redis.Connection
+            pool = ConnectionPool(host=host, port=port, connection_class=kind, **arguments)
         return redis.Redis(connection_pool=pool)
 
-    def _sentinel_client(self, options: RedisOptions) -> redis.Redis:
-        secure = {"ssl": True, **self._tls()} if self.location.tls else {}
-        self._sentinel = Sentinel(  # type: ignore[no-untyped-call]
-            self.location.addresses,
-            sentinel_kwargs={**self._socket(), **_login(None, options.sentinel_password), **secure},
-        )
-        pool = SentinelConnectionPool(  # type: ignore[no-untyped-call]
-            self.location.service, self._sentinel, **self._data_server(), **secure
-        )
-        return redis.Redis(connection_pool=pool)
+    def _watchers(self, options: RedisOptions) -> Sentinel:
+        arguments = {**self._socket(), **_login(None, options.sentinel_password), **self._tls()}
+        secure = {"ssl": True} if self.location.tls else {}
+        return Sentinel(self.location.addresses, sentinel_kwargs={**arguments, **secure})  # type: ignore[no-untyped-call]
 
     def _data_server(self) -> dict[str, Any]:
         return {
             **self._socket(),
+            **self._tls(),
             **_login(self.location.username, self.location.password),
             "db": self.location.db,
             "max_connections": self._max_connections,
@@ -149,6 +159,8 @@ class RedisConnections:
         }
 
     def _tls(self) -> dict[str, Any]:
+        if not self.location.tls:
+            return {}
         files = {"ssl_ca_certs": self.location.ca, "ssl_certfile": self.location.cert, "ssl_keyfile": self.location.key}
         return {
             "ssl_cert_reqs": "required",

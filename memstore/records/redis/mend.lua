@@ -13,7 +13,11 @@ if new and new.state == 'c' then
   if other and other ~= id and call('HEXISTS', own .. 'records', other) == 1 then return -1 end
 end
 
-if kind ~= '' then change(now, encoded, kind, id, seq, version) end
+if kind ~= '' then
+  announce(1)
+  change(now, encoded, kind, id, seq, version)
+  note_position()
+end
 local known, old = pcall(parse, call('HGET', own .. 'index', id) or '', id)
 if known then unlink(id, old) end
 call('HDEL', own .. 'index', id)
@@ -31,6 +35,9 @@ if aside then
   call('HDEL', own .. 'records', id)
   drop_vectors(seq)
 end
-if new then link(id, new) end
+if new then
+  link(id, new)
+  flush()
+end
 list_owner(owner)
 return 1

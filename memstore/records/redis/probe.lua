@@ -10,7 +10,7 @@ end
 try('UNLINK', text, hash, zset, stream)
 if refused then return refused end
 try('SET', text, 1, 'PX', 1000)
-try('INCR', text)
+try('INCRBY', text, 1)
 try('GET', text)
 try('TYPE', text)
 try('HSET', hash, 'a', 1)

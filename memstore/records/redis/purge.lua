@@ -30,7 +30,10 @@ repeat
   for _, entry in ipairs(entries) do old[#old + 1] = entry[1] end
   if #entries > 0 then from = '(' .. entries[#entries][1] end
 until #entries < 1000
+write_despite_full_memory()
+announce(1)
 change(now, encoded, 'purged', '', '', '')
+note_position()
 for start = 1, #old, 1000 do
   local stop = math.min(start + 999, #old)
   call('XDEL', root .. 'feed', unpack(old, start, stop))

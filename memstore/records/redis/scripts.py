@@ -9,6 +9,8 @@ from memstore.records.redis.keys import Keys
 from memstore.types import OwnerId
 
 _FOLDER = files(__package__)
+_LONG = ("purge", "adopt")
+_LARGE_BYTES = 2**18
 
 
 class Scripts:
@@ -29,4 +31,7 @@ class Scripts:
         script = self._scripts[name]
         keys = [self._keys.meta] if owner is None else [self._keys.meta, f"{self._keys.of(owner)}head"]
         prepared = [str(argument) if isinstance(argument, int) else argument for argument in arguments]
-        return self._connections.call(lambda client: script(client, keys, prepared))
+        size_bytes = sum(map(len, prepared))
+        return self._connections.call(
+            lambda client: script(client, keys, prepared), patient=name in _LONG or size_bytes > _LARGE_BYTES
+        )
