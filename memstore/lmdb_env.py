@@ -4,7 +4,6 @@ LMDB trusts the pages that it maps: a damaged one may end the process. So whoeve
 page structure of the file, without LMDB, before LMDB sees it. That takes time by the page, not by the byte of tensors.
 """
 
-import errno
 import logging
 import os
 import threading
@@ -15,18 +14,19 @@ from typing import Any, NamedTuple
 
 import lmdb
 from lmdb.verify import VerifyError
-from lmdb.verify import verify as structural_damage
 
+from memstore.blob_errors import translated
 from memstore.blob_lock import OpenersLock
-from memstore.errors import BlobStoreError, BlobStoreFull, BlobStoreInUse, BlobStoreReadOnly
+from memstore.blob_pages import require_sound
+from memstore.errors import BlobStoreError, BlobStoreInUse
 
 logger = logging.getLogger(__name__)
 
 _FORMAT = b"2"
 _SLACK_BYTES = 16 * 2**20
+_COPIED_BYTES = 64 * 2**20
+"""Rows that a compaction holds in memory."""
 _DAMAGE = (lmdb.InvalidError, lmdb.VersionMismatchError, lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.PanicError)
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
-_NO_PERMISSION = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 _DATA = "data.mdb"
 _COMPACTING = "data.mdb.compacting"
@@ -48,35 +48,6 @@ class Tables(NamedTuple):
 
 class _OtherFormat(ValueError):
     pass
-
-
-@contextmanager
-def translated(path: Path) -> Iterator[None]:
-    """Raise what LMDB or the file system raises inside as one `BlobStoreError` that says what to do."""
-    try:
-        yield
-    except lmdb.MapFullError as error:
-        raise full(path) from error
-    except (lmdb.Error, OSError) as error:
-        code = getattr(error, "code", 0) or getattr(error, "errno", 0)
-        if isinstance(error, lmdb.DiskError | lmdb.TxnFullError) or code in _NO_SPACE:
-            raise full(path) from error
-        if isinstance(error, lmdb.ReadonlyError) or code in _NO_PERMISSION:
-            raise BlobStoreReadOnly(
-                f"the KV cache {path} cannot be written: give this user write permission on the directory ({error})"
-            ) from error
-        if "already open in this process" in str(error):
-            raise BlobStoreInUse(f"the KV cache {path} is open in this process: share that instance") from error
-        if isinstance(error, lmdb.MapResizedError):
-            raise BlobStoreError(
-                f"another process made the KV cache {path} larger: give both the same blob_map_size_bytes"
-            ) from error
-        raise BlobStoreError(f"the KV cache {path} refused an operation: {error}") from error
-
-
-def full(path: Path) -> BlobStoreFull:
-    """Return the error for a cache that has no room left."""
-    return BlobStoreFull(f"the KV cache {path} is full: raise blob_map_size_bytes, free disk space, or drop encodings")
 
 
 class Environment:
@@ -199,9 +170,7 @@ class Environment:
     def _rewrite(self) -> None:
         copy = self.path / _COMPACTING
         try:
-            with open(copy, "wb") as file:
-                self._env.copyfd(file.fileno(), compact=True)
-                os.fsync(file.fileno())
+            self._copy_rows(copy)
             self._env.close()
             try:
                 os.replace(copy, self.path / _DATA)
@@ -214,6 +183,35 @@ class Environment:
         finally:
             copy.unlink(missing_ok=True)
 
+    def _copy_rows(self, copy: Path) -> None:
+        """Write all rows to a file of their own.
+
+        Not LMDB's own copy: that takes over the inner pages of the trees, in which keys stand whose rows are gone.
+        """
+        map_size = self._env.info()["map_size"]
+        fresh: Any = lmdb.open(
+            os.fspath(copy), subdir=False, lock=False, map_size=map_size, max_dbs=len(Tables._fields), sync=False
+        )
+        try:
+            with fresh.begin(write=True) as txn:
+                txn.put(b"format", _FORMAT)
+            with self._env.begin(buffers=True) as source:
+                for name, table in self.tables._asdict().items():
+                    target = fresh.open_db(name.encode())
+                    cursor = source.cursor(table)
+                    more = cursor.first()
+                    while more:
+                        with fresh.begin(write=True) as txn:
+                            copied_bytes = 0
+                            while more and copied_bytes < _COPIED_BYTES:
+                                key, value = cursor.item()
+                                txn.put(key, value, db=target, append=True)
+                                copied_bytes += len(value)
+                                more = cursor.next()
+            fresh.sync(True)
+        finally:
+            fresh.close()
+
     def _disk_bytes(self) -> int:
         files = [self.path / name for name in (_DATA, _DAMAGED, _OTHER_RELEASE)]
         return sum(file.stat().st_size for file in files if file.exists())
@@ -221,7 +219,7 @@ class Environment:
     def _open_or_replace(self, *, alone: bool) -> None:
         try:
             if alone:
-                _require_sound(self.path / _DATA)
+                require_sound(self.path / _DATA)
             self._open(alone=alone)
         except (*_DAMAGE, VerifyError, _OtherFormat) as error:
             if not alone:
@@ -275,14 +273,6 @@ class Environment:
             env.close()
             raise
         self._env = env
-
-
-def _require_sound(data: Path) -> None:
-    """Raise `VerifyError` where the page structure is damaged; the file must be at rest."""
-    if data.exists() and data.stat().st_size:
-        damage = structural_damage(os.fspath(data))
-        if damage:
-            raise VerifyError(f"{damage[0]}; {len(damage)} findings")
 
 
 def _restore_length(env: Any, data: Path) -> None:

@@ -103,13 +103,13 @@ def test_a_crash_on_the_way_leaves_the_cache_as_it_was(tmp_path: Path, settings:
         for number in range(10):
             put(blobs, number)
     whole = (tmp_path / "data.mdb").read_bytes()
-    # The kernel ends the process in the middle of the copy, where it exceeds the limit on the size of a file.
+    # The kernel ends the process in the middle of the copy, where it writes behind the limit on the size of a file.
     crash = f"""
 import resource, signal
 from memstore import KVBlobs
 with KVBlobs({str(tmp_path)!r}) as blobs:
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, 2**20))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     blobs.compact()
 """
@@ -219,6 +219,22 @@ def test_nothing_of_a_dropped_owner_is_left(tmp_path: Path, settings: MemStoreSe
         assert found_in(tmp_path, ana) == set()
         assert found_in(tmp_path, traces(100, "bo")) == {"data.mdb"}
     assert found_in(tmp_path, ana) == set()
+
+
+def test_no_key_of_a_dropped_owner_stays_in_the_inner_pages(tmp_path: Path, settings: MemStoreSettings) -> None:
+    """Which keep a key as a separator after its row has gone."""
+    with KVBlobs(tmp_path, settings=settings) as blobs:
+        for number in range(300):
+            blobs.put(
+                encoding(number, id=id_of(number), owner=(ANA, BO)[number % 2], fact_id=FactId(f"fact-{number}")),
+                *kv(number),
+            )
+        ids = [id_of(number).encode() for number in range(0, 300, 2)]
+        assert found_in(tmp_path, ids) == {"data.mdb"}
+        blobs.drop_owner(ANA)
+        blobs.compact()
+        assert found_in(tmp_path, ids) == set()
+        assert blobs.verify(repair=False)[:5] == (150, 0, 0, 0, 0)
 
 
 def test_dropping_an_owner_takes_damaged_rows_along(blobs: KVBlobs) -> None:
