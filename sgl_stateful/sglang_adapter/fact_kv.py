@@ -75,6 +75,9 @@ class FactKV:
             rows = self.arena.rows(part.encoding_id)
             if rows is None:
                 rows = self._load(part.encoding_id, keep)
+            else:
+                # Otherwise what is spliced most, and so never loaded again, would be the first to be evicted.
+                self._blobs.touch([part.encoding_id])
             if rows is None or self.arena.token_ids(part.encoding_id) != part.token_ids:
                 lost = True  # look at the others too: all that are damaged are found, and encoded again, at once
                 continue
