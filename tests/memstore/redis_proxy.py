@@ -3,6 +3,7 @@
 import contextlib
 import socket
 import threading
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -16,13 +17,14 @@ class LossyProxy:
         self.port = int(self._listener.getsockname()[1])
         self._lock = threading.Lock()
         self._replies_until_loss: int | None = None
+        self._then: Callable[[], None] | None = None
         self.lost = 0
         threading.Thread(target=self._accept, daemon=True).start()
 
-    def lose_reply(self, *, after: int = 0) -> None:
-        """Close the connection instead of forwarding the reply that comes after `after` others."""
+    def lose_reply(self, *, after: int = 0, then: Callable[[], None] | None = None) -> None:
+        """Call `then` and close the connection, instead of forwarding the reply that comes after `after` others."""
         with self._lock:
-            self._replies_until_loss = after
+            self._replies_until_loss, self._then = after, then
 
     def __enter__(self) -> Self:
         return self
@@ -64,4 +66,6 @@ class LossyProxy:
                 return False
             self._replies_until_loss = None
             self.lost += 1
+            if self._then is not None:
+                self._then()
             return True

@@ -10,6 +10,7 @@ from redis_server import RedisServer
 
 from memstore.errors import StoreDamaged
 from memstore.records import Batch, Problem, Replacement
+from memstore.records.codec import record_body, seal
 from memstore.records.redis import RedisRecords
 from memstore.types import ChangeKind, Fact, FactState
 
@@ -162,6 +163,17 @@ def test_a_damaged_former_version_is_dropped(records: RedisRecords, client: redi
     assert [p[:3] for p in check(records, repair=True)] == [("damaged-history", ANA, two.id)]
     assert records.history(ANA, two.id) == []
     assert check(records) == []
+
+
+def test_of_two_records_with_the_same_content_neither_is_lost(
+    records: RedisRecords, client: redis.Redis, facts: list[Fact]
+) -> None:
+    one, _, three, _ = facts
+    client.hset(f"{OWN}records", one.id, seal(one.seq, record_body(replace(one, text="three"))))
+    for repair in (False, True):
+        problems = check(records, repair=repair)
+        assert [(p.kind, p.fact_id, p.repaired) for p in problems] == [("wrong-index", one.id, False)]
+    assert [fact.text for fact in records.get_many(ANA, [one.id, three.id])] == ["three", "three"]
 
 
 @pytest.mark.parametrize("value", [None, "1", "x"])

@@ -264,10 +264,27 @@ def test_a_lost_reply_is_asked_for_again(redis_server: RedisServer, redis_url: s
         # The first reply is that of reading what is to be removed.
         proxy.lose_reply(after=1)
         assert records.apply(ANA, Batch(removals=[old.id]), embedder=EMBEDDER).removed == [old]
-        proxy.lose_reply()
+        # The first one only says that the server is there.
+        proxy.lose_reply(after=1)
         counts = records.purge(ANA)
         assert (counts.facts, counts.changes, counts.epoch, proxy.lost) == (2, 4, 1, 3)
         assert [change.kind for change in records.changes(0)] == [ChangeKind.PURGED]
+        records.close()
+
+
+def test_a_server_that_is_killed_before_it_replies_has_done_the_write_once(has_redis: None) -> None:
+    with RedisServer("appendonly yes", 'save ""') as server, LossyProxy(server.port) as proxy:
+        records = opened(f"redis://127.0.0.1:{proxy.port}")
+        [old] = add(records, ANA, "old")
+        proxy.lose_reply(then=server.restart)
+        [new] = insert(records, ANA, "new")
+        assert (new.created, proxy.lost) == (True, 1)
+        proxy.lose_reply(after=1, then=server.restart)
+        assert records.apply(ANA, Batch(removals=[old.id]), embedder=EMBEDDER).removed == [old]
+        assert records.page(ANA, stream=None, limit=9, after_seq=0) == [new.fact]
+        kinds = [ChangeKind.ADDED, ChangeKind.ADDED, ChangeKind.DELETED]
+        assert [change.kind for change in records.changes(0)] == kinds
+        assert records.check(embedder=EMBEDDER, dimension=4, repair=False) == []
         records.close()
 
 
@@ -343,6 +360,19 @@ def test_sentinels_lead_to_the_new_master(has_redis: None) -> None:
             wait_until(lambda: is_added(records, "after"), "a failover")
             assert texts_of(records, ANA) == ["before", "after"]
             assert records.get_many(ANA, [before.id]) == [before]
+            records.close()
+
+
+def test_sentinels_and_servers_with_tls(certificates: Certificates) -> None:
+    with RedisServer("tls-replication yes", certificates=certificates) as master:
+        watch = [f"sentinel monitor main 127.0.0.1 {master.port} 1", "tls-replication yes"]
+        with RedisServer(sentinel=watch, certificates=certificates) as sentinel:
+            url = f"rediss+sentinel://127.0.0.1:{sentinel.port}/main/1?ca={certificates.ca}"
+            records = opened(url)
+            add(records, ANA, "through both")
+            assert texts_of(records, ANA) == ["through both"]
+            with master.client() as client:
+                assert client.info("keyspace")["db1"]["keys"] > 0
             records.close()
 
 
