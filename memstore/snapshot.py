@@ -6,7 +6,7 @@ from typing import IO, NamedTuple
 from memstore.errors import FeedGap, StoreBusy
 from memstore.export_file import ExportedFact, fact_line
 from memstore.records.base import RecordStore
-from memstore.types import ChangeKind, Fact, OwnerId
+from memstore.types import ChangeKind, Fact, FactState, OwnerId
 
 _PAGE = 500
 _ATTEMPTS = 20
@@ -69,7 +69,7 @@ class Snapshot:
             for fact in page:
                 self._put(fact)
             after_seq = page[-1].seq
-            on_read(sum(fact.state == "current" for fact in page))
+            on_read(sum(fact.state is FactState.CURRENT for fact in page))
 
     def _catch_up(self, position: int) -> bool:
         """Read again what has changed after `position`; return False where everything has to be."""
