@@ -195,7 +195,7 @@ class MemStore:
 
     def delete(self, owner: str, fact_id: str) -> Fact:
         """Remove a fact with its history, vectors and KV, and return it; raise `FactNotFound` where there is none."""
-        removed = self._lifecycle.remove(validate_owner(owner), possible_ids([fact_id]))
+        removed = self._lifecycle.alive(self._lifecycle.remove(validate_owner(owner), possible_ids([fact_id])))
         if not removed:
             raise FactNotFound(fact_id)
         return removed[0]
