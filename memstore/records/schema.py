@@ -23,7 +23,8 @@ CREATE TABLE facts (
     digest TEXT NOT NULL,
     record TEXT NOT NULL
 ) STRICT;
-CREATE INDEX facts_by_owner ON facts (owner, is_current);
+CREATE INDEX facts_by_owner ON facts (owner);
+CREATE INDEX facts_by_state ON facts (owner, is_current);
 CREATE INDEX facts_by_stream ON facts (owner, stream);
 CREATE INDEX facts_by_expiry ON facts (owner, expires_at) WHERE expires_at IS NOT NULL;
 CREATE UNIQUE INDEX facts_by_content ON facts (owner, digest) WHERE is_current = 1;

@@ -1,0 +1,73 @@
+"""No read of a few facts goes through all facts of an owner, or of all owners."""
+
+import sqlite3
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from memstore.records import Batch, Draft, SQLiteRecords
+from memstore.records.sqlite_connection import SQLiteConnections
+from memstore.types import NewFact, OwnerId
+
+ANA = OwnerId("ana")
+
+
+class _Recording(SQLiteConnections):
+    """Keeps the queries that it runs."""
+
+    def read(self, query: str, *arguments: object) -> list[object]:
+        self.queries = [*getattr(self, "queries", []), (query, arguments)]
+        return super().read(query, *arguments)
+
+
+@pytest.fixture
+def records(tmp_path: Path) -> SQLiteRecords:
+    opened = SQLiteRecords(tmp_path)
+    opened.close()
+    opened._db = _Recording(opened.path, busy_timeout_s=1.0)
+    opened.claim_embedder("e")
+    row = np.ones((1, 4), dtype=np.float32) / 2
+    drafts = [Draft(NewFact(f"fact {i}", stream=f"s{i % 3}"), row) for i in range(100)]
+    opened.apply(ANA, Batch(drafts=drafts), embedder="e")
+    opened._db.queries = []
+    return opened
+
+
+def plans(records: SQLiteRecords) -> list[str]:
+    db = sqlite3.connect(records.path)
+    found = [
+        step[3]
+        for query, arguments in records._db.queries
+        for step in db.execute(f"EXPLAIN QUERY PLAN {query}", arguments)
+    ]
+    db.close()
+    return [step for step in found if "facts" in step or "vectors" in step or "changes" in step or "B-TREE" in step]
+
+
+@pytest.mark.parametrize("stream", [None, "s1"])
+@pytest.mark.parametrize("superseded", [False, True])
+def test_a_page_begins_where_the_last_one_ended(records: SQLiteRecords, stream: str | None, superseded: bool) -> None:
+    records.page(ANA, stream=stream, limit=5, after_seq=50, superseded=superseded)
+    assert all("rowid>?" in plan for plan in plans(records)), plans(records)
+
+
+def test_few_facts_are_looked_up_one_by_one(records: SQLiteRecords) -> None:
+    [fact] = records.page(ANA, stream=None, limit=1, after_seq=50)
+    records._db.queries = []
+    records.get_many(ANA, [fact.id])
+    records.get_by_seqs(ANA, [fact.seq])
+    records.find_identical(ANA, [NewFact("fact 1", stream="s1")])
+    records.vectors_of(ANA, [fact.seq], embedder="e", dimension=4)
+    records.history(ANA, fact.id)
+    for plan, key in zip(plans(records), ["id=?", "rowid=?", "digest=?", "seq=?"], strict=True):
+        assert plan.startswith("SEARCH"), plan
+        assert key in plan, plan
+
+
+def test_a_look_at_the_head_or_the_feed_reads_no_facts(records: SQLiteRecords) -> None:
+    records.head(ANA)
+    records.changes(90, owner=ANA)
+    records.changes(90)
+    for plan in plans(records):
+        assert "expires_at>?" in plan or "rowid>?" in plan, plan
