@@ -48,5 +48,5 @@ def verify(store: MemStore, *, repair: bool) -> VerifyReport:
         stored = {fact.id: fact.version for fact in store.get_many(owner, [fact_id for fact_id, _ in facts])}
         return {fact_id for fact_id, version in facts if stored.get(fact_id) == version}
 
-    blobs = None if store.blobs is None else store.blobs.verify(alive, repair=repair)
+    blobs = None if store.blobs is None else store.blobs.verify(alive=alive, repair=repair)
     return VerifyReport(sum(store.records.count(owner) for owner in owners), found, blobs)
