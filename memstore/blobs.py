@@ -102,7 +102,7 @@ class KVBlobs:
     def put(self, encoding: Encoding, k: "torch.Tensor", v: "torch.Tensor") -> bool:
         """Store one encoding in place of the older one of its fact, fingerprint, policy and rung.
 
-        Where the budget is used up, the least recently used encodings that this instance does not hold are evicted.
+        Beyond the budget the least recently used encodings that this instance does not hold are evicted.
 
         Parameters
         ----------
@@ -147,11 +147,10 @@ class KVBlobs:
                 return None
             try:
                 blob = unpack_blob(key, value)
-            except ValueError as error:
-                damage = error
-            else:
                 self._writer.recency.use(encoding_id)
                 return blob
+            except ValueError as error:
+                damage = error
         self.corrupt_count += 1
         self.drop_encoding(encoding_id)
         logger.warning("KV of encoding %s is damaged (%s): dropped, to be encoded anew", encoding_id, damage)
@@ -217,7 +216,7 @@ class KVBlobs:
     def drop_owner(self, owner: OwnerId) -> int:
         """Remove every row of an owner, anchors included; return how many encodings there were.
 
-        Their bytes are free space of the file from then on; see the module's docstring.
+        Their bytes are free space of the file from then on; see above.
         """
         with self._rows(write=True) as rows:
             return rows.remove_owner(digest(owner))
