@@ -1,5 +1,6 @@
 """Facts of many owners: records, vectors and KV blobs, without a server."""
 
+from memstore.blob_verify import BlobReport
 from memstore.blobs import BlobStats, KVBlobs
 from memstore.embedding import Embedder, SentenceTransformerEmbedder
 from memstore.encoding import Encoding, KVBlob
@@ -34,6 +35,7 @@ from memstore.errors import (
     StoreTLSError,
     StoreTooNew,
     StoreUnreachable,
+    VersionConflict,
 )
 from memstore.lifecycle import KEEP, Keep, PurgeReceipt
 from memstore.records.base import Finding, OwnerStats, Problem, PurgeCounts, RecordStore
@@ -58,6 +60,7 @@ from memstore.views import SearchMode
 __all__ = [
     "KEEP",
     "Addition",
+    "BlobReport",
     "BlobStats",
     "BlobStoreError",
     "BlobStoreFull",
@@ -115,6 +118,7 @@ __all__ = [
     "StoreTooNew",
     "StoreUnreachable",
     "VerifyReport",
+    "VersionConflict",
     "reindex",
     "verify",
 ]

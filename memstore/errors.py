@@ -31,7 +31,7 @@
         └── BlobStoreError            the KV cache; facts are never affected
             ├── BlobStoreFull
             ├── BlobStoreReadOnly
-            ├── BlobStoreInUse        opened twice in one process
+            ├── BlobStoreInUse        opened twice in one process, or compacted while open
             └── CorruptBlob           one value fails its checksum or layout
 """
 
@@ -215,7 +215,7 @@ class BlobStoreError(StoreError):
 
 
 class BlobStoreFull(BlobStoreError):
-    """The map or the disk is full; nothing of this encoding was written."""
+    """The encoding does not fit beside what is held, or the disk is full; nothing of it was written."""
 
 
 class BlobStoreReadOnly(BlobStoreError):
@@ -223,7 +223,7 @@ class BlobStoreReadOnly(BlobStoreError):
 
 
 class BlobStoreInUse(BlobStoreError):
-    """The process has the same KV cache open already."""
+    """This process has the KV cache open already, or another has it open while it is to be compacted."""
 
 
 class CorruptBlob(BlobStoreError):

@@ -70,7 +70,7 @@ class MemStoreSettings(BaseSettings):
     """Repetitions of a command whose connection failed."""
 
     blob_map_size_bytes: Positive = 16 * 2**30
-    """Upper bound of what the KV cache holds, at which a put is refused. The file is sparse: it grows as needed."""
+    """What the KV cache holds, beyond which the encodings used longest ago are evicted. The file grows as needed."""
 
     blob_max_readers: Positive = 512
     """Concurrent read transactions on the KV cache, over all processes."""
