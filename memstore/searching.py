@@ -92,7 +92,7 @@ class Searcher:
         facts = self._records.get_by_seqs(owner, sorted({seq for by_seq in scores for seq in by_seq}))
         for position, by_seq in enumerate(scores):
             ranked = sorted(by_seq.items(), key=lambda item: (-item[1], item[0]))
-            near[position] = [SearchHit(facts[seq], score) for seq, score in ranked if seq in facts]
+            near[position] = [SearchHit(facts[seq], score) for seq, score in ranked if seq in facts][:_NEAR_DUPLICATES]
         return near
 
     def drop(self, owner: OwnerId) -> None:
