@@ -2,6 +2,7 @@
 
 import os
 import pty
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -183,6 +184,16 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
         process.stdout.close()
         _, stderr = process.communicate(timeout=60)
         assert (process.returncode, stderr) == (141, b"")
+
+
+def test_ctrl_c_ends_a_watch_without_a_word(directory: Path) -> None:
+    command = [sys.executable, "-m", "memstore.cli", "watch", "--since", "0", "--store", str(directory)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    assert b"\tadded\tana\t" in process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=60)
+    assert (process.returncode, stdout, stderr) == (130, b"", b"")
 
 
 @pytest.mark.parametrize(("typed", "code", "owners"), [("ana", 0, []), ("anna", 2, ["ana"]), ("\x04", 2, ["ana"])])

@@ -68,6 +68,19 @@ def test_damage_is_found_and_mended_when_asked(on_disk: tuple[CommandLine, MemSt
     assert [hit.fact.id for hit in store.search("ana", "Tom", k=5)] == [whole.id]
 
 
+def test_orphaned_kv_is_found_and_dropped(cli: CommandLine, facts: MemStore, tmp_path: Path) -> None:
+    fact = facts.add("ana", "Rex is a beagle")
+    with KVBlobs(tmp_path / "cache") as blobs:
+        blobs.put(encoding(1, owner=fact.owner, fact_id=fact.id), *kv(1))
+        blobs.put(encoding(2, owner=fact.owner, fact_id="gone"), *kv(2))
+    at = ("--kv", str(tmp_path / "cache"))
+    found = cli("verify", *at, "--json")
+    assert (found.code, found.json["blobs"]["encodings"], found.json["blobs"]["orphans"]) == (1, 2, 1)
+    mended = cli("verify", *at, "--repair", "--json")
+    assert (mended.code, mended.json["blobs"]["repaired"]) == (0, 1)
+    assert cli("verify", *at, "--json").json["blobs"]["encodings"] == 1
+
+
 # ---- reindex, compact ----
 
 
