@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
@@ -25,7 +26,10 @@ def _root() -> None:
 def serve(
     context: typer.Context,
     model: Annotated[str, typer.Option("--model", "--model-path", help="Model directory or hub id.")],
-    memory: Annotated[Path | None, typer.Option(help="Directory of the memory store; made if absent.")] = None,
+    memory: Annotated[
+        str | None, typer.Option(help="The memory store: DIR, sqlite:///DIR (made if absent) or redis://HOST:PORT/DB.")
+    ] = None,
+    kv_dir: Annotated[Path | None, typer.Option(help="Directory of the facts' KV, on this machine.")] = None,
     policy: Annotated[
         str | None, typer.Option(help="How facts are encoded: 'anchor:N', 'window:W' or 'ladder:N+N'.")
     ] = None,
@@ -42,6 +46,7 @@ def serve(
     """
     values = {
         "memory": memory,
+        "kv_dir": kv_dir,
         "policy": policy,
         "also_encode": also_encode,
         "embedder": embedder,
@@ -54,23 +59,44 @@ def serve(
         settings = StatefulSettings()
         settings.ladders()
     except ValidationError as error:
-        _fail("; ".join(f"{'.'.join(map(str, p['loc']))}: {p['msg']}" for p in error.errors()))
+        _fail(_problems(error))
     except ValueError as error:
         _fail(str(error))
     if settings.memory is not None:
-        _check_memory(settings.memory)
+        _check_memory(settings.memory, settings)
     _launch(["--model-path", model, "--radix-cache-backend", "stateful", *context.args])
 
 
-def _check_memory(memory: Path) -> None:
+def _check_memory(memory: str, settings: StatefulSettings) -> None:
     """Fail in this process, in one line, for what SGLang would report from a subprocess."""
-    from memstore import StoreError
-    from memstore.records.sqlite import SQLiteRecords
+    from memstore import EmbedderMismatch, MemStoreError, OwnerId
+    from memstore.location import open_records
+    from memstore.store import embedder_of
 
     try:
-        SQLiteRecords(memory).close()
-    except StoreError as error:
+        store_settings = settings.store_settings()
+        with closing(open_records(memory, store_settings)) as records:
+            stored = records.head(OwnerId("any")).embedder
+        # Loading a model takes seconds, which a new store need not wait for.
+        if stored is not None and (offered := embedder_of(store_settings).fingerprint) != stored:
+            raise EmbedderMismatch(stored=stored, offered=offered)
+        kv_path = settings.kv_path()
+    except ValidationError as error:
+        _fail(_problems(error, "MEMSTORE_"))
+    except EmbedderMismatch as error:
+        _fail(f"{error} (`memstore reindex`)")
+    except MemStoreError as error:
         _fail(str(error))
+    except OSError as error:
+        _fail(f"the embedder cannot be loaded: {' '.join(str(error).split())}")
+    try:
+        kv_path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        _fail(f"the directory of the facts' KV cannot be made: {error}")
+
+
+def _problems(error: ValidationError, prefix: str = "") -> str:
+    return "; ".join(f"{prefix}{'.'.join(map(str, p['loc']))}: {p['msg']}" for p in error.errors())
 
 
 def _launch(arguments: list[str]) -> None:

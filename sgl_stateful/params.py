@@ -15,6 +15,7 @@ MEMORY_KEY = "memory"
 MAX_FACTS = 1000
 
 Mode = Literal["splice", "text", "off"]
+Search = Literal["vector", "keyword", "hybrid"]
 
 
 class MemoryParams(BaseModel):
@@ -34,7 +35,11 @@ class MemoryParams(BaseModel):
     order
         ``relevance_last`` puts the best fact nearest the question; ``chronological`` keeps the order of arrival.
     min_score
-        Leave out facts below this cosine similarity.
+        Leave out facts below this score: a cosine similarity, or what else ``search`` ranks by.
+    where
+        Only facts that pass this filter over stream, speaker, time and metadata (see ``memstore.filters``).
+    search
+        Rank by ``vector``, by ``keyword`` (BM25), or by both (``hybrid``).
     query
         What to search for; by default the last user message (or the prompt).
     policy
@@ -51,6 +56,8 @@ class MemoryParams(BaseModel):
     placement: Placement = "tail"
     order: Order = "relevance_last"
     min_score: float | None = Field(None, ge=-1, le=1)
+    where: dict[str, Any] | None = None
+    search: Search = "vector"
     query: str | None = None
     policy: str | None = None
     insert_at: int = Field(0, ge=0, strict=True)

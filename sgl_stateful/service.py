@@ -1,35 +1,42 @@
-"""The memory of one server, in the HTTP process: retrieval, prompt assembly, reports, and the background encoder.
+"""The memory of one server, in the HTTP process: what is in ``sgl_stateful`` put together, and its start and end.
 
-Knows nothing of SGLang: an ``EnginePort`` runs its prompts. Everything that a request waits for here is synchronous
-and thread-safe, because SGLang converts requests on worker threads.
+Knows nothing of SGLang: an ``EnginePort`` runs its prompts. ``encode`` and ``prepare_ids`` are thread-safe, because
+SGLang converts requests on worker threads; everything else belongs to the event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
 import logging
 import secrets
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeVar
 
-from memstore import Fact, FactId, InvalidInput, KVBlobs, MemStore, MemStoreError, NewFact, OwnerId, SearchHit
+from memstore import FactId, KVBlobs, MemStore, MemStoreError, PurgeReceipt
 from sgl_stateful.encoding import policies_of
 from sgl_stateful.encoding.codec import FactCodec
 from sgl_stateful.encoding.encoder import Encoder
 from sgl_stateful.engine_port import EnginePort
 from sgl_stateful.errors import BadMemoryRequest, UnverifiedSplice
+from sgl_stateful.facts import Facts
+from sgl_stateful.feed import FeedFollower, OwnChanges
 from sgl_stateful.metrics import MemoryMetrics, process_metrics
 from sgl_stateful.params import MemoryParams
 from sgl_stateful.planner import Prepared, PromptPlanner
-from sgl_stateful.prompt import Tokenizer, render
+from sgl_stateful.prompt import Tokenizer
 from sgl_stateful.report import Report
+from sgl_stateful.retrieval import Retrieved, Retriever
+from sgl_stateful.salts import Salts
 from sgl_stateful.selftest import SELF_TEST_OWNER, SelfTestVerdict, run_self_test
+from sgl_stateful.served_kv import ServedKV
 from sgl_stateful.settings import StatefulSettings
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class MemoryService:
@@ -43,6 +50,11 @@ class MemoryService:
         The model's context, tokens.
     metrics
         None counts into the process's own.
+
+    Attributes
+    ----------
+    facts
+        Adds, changes and removes facts.
     """
 
     def __init__(
@@ -67,10 +79,36 @@ class MemoryService:
         self._context_len = context_len
         self._ladders = {ladder.name: ladder for ladder in settings.ladders()}
         self._policies = policies_of(list(self._ladders.values()))
-        self._secret = secrets.token_bytes(16)
+        self._salts = Salts()
         self._weights_epoch = ""
         self._start = asyncio.Lock()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._threads = ThreadPoolExecutor(settings.store_threads, thread_name_prefix="sgl-stateful store")
+        self._retriever = Retriever(
+            store, self._salts, threads=settings.retrieve_threads, timeout_s=settings.retrieve_timeout_s
+        )
+        self._arena = ServedKV(engine=engine, blobs=blobs, policies=[policy.name for policy in self._policies])
+        own = OwnChanges()
+        self.facts = Facts(
+            store,
+            threads=self._threads,
+            tokenizer=tokenizer,
+            max_tokens=min(settings.max_fact_tokens, context_len // 2),
+            own=own,
+            notify=self.notify,
+            arena=self._arena,
+        )
+        self._follower = FeedFollower(
+            store=store,
+            blobs=blobs,
+            threads=self._threads,
+            own=own,
+            notify=self.notify,
+            forget=self._retriever.forget,
+            sweep=self._arena.sweep,
+            poll_s=settings.feed_poll_s,
+            expire_every_s=settings.expire_every_s,
+        )
+        self._tasks: dict[str, asyncio.Task[None]] = {}
         self.verdict: SelfTestVerdict | None = None
         self.description: dict[str, Any] = {}
         self.codec: FactCodec | None = None
@@ -94,9 +132,10 @@ class MemoryService:
             if self.settings.self_test:
                 await self._verify(self._new_codec())
             self._adopt(self._new_codec())  # not the one from before the self-test: weights may have changed since
+            self._run("feed", self._follower.run())
 
     async def _verify(self, codec: FactCodec) -> None:
-        salt, dtype = self._internal_salt("self-test"), self.description["dtype"]
+        salt, dtype = self._salts.named("self-test"), self.description["dtype"]
         try:
             self.verdict = await run_self_test(self._engine, codec, salt=salt, dtype=dtype)
             logger.info("splice self-test: %s", self.verdict)
@@ -107,7 +146,7 @@ class MemoryService:
                 raise UnverifiedSplice(f"{failed}. Report it, or serve anyway with --allow-unverified-splice") from None
             logger.warning("%s; serving anyway, as the settings allow", failed)
         finally:
-            await asyncio.to_thread(self._blobs.drop_owner, SELF_TEST_OWNER)
+            await self.in_thread(self._blobs.drop_owner, SELF_TEST_OWNER)
 
     def _new_codec(self) -> FactCodec:
         plain = FactCodec(self._tokenizer, context=(), model_fingerprint="")
@@ -116,8 +155,6 @@ class MemoryService:
         return FactCodec(self._tokenizer, context=context, model_fingerprint=fingerprint)
 
     def _adopt(self, codec: FactCodec) -> None:
-        for task in self._tasks:
-            task.cancel()
         self._planner = PromptPlanner(
             codec=codec,
             blobs=self._blobs,
@@ -126,6 +163,7 @@ class MemoryService:
             max_tokens=min(self._context_len, int(self.description["pool_tokens"])),
         )
         self.codec = codec
+        self._arena.fingerprint = codec.fingerprint
         self.encoder = Encoder(
             store=self.store,
             blobs=self._blobs,
@@ -135,9 +173,15 @@ class MemoryService:
             salt=self.salt,
             concurrency=self.settings.encode_concurrency,
             max_job_tokens=self._job_budget(),
+            threads=self._threads,
         )
-        task = asyncio.get_running_loop().create_task(self.encoder.run(), name="sgl-stateful encoder")
-        self._tasks = {task}
+        self._run("encoder", self.encoder.run())
+
+    def _run(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        """Run a background task, in place of the one of that name."""
+        if (former := self._tasks.get(name)) is not None:
+            former.cancel()
+        self._tasks[name] = asyncio.get_running_loop().create_task(work, name=f"sgl-stateful {name}")
 
     def _job_budget(self) -> int:
         return min(self._context_len - 8, int(self.description["pool_tokens"]) // 2)
@@ -156,50 +200,23 @@ class MemoryService:
         new = self._new_codec()
         self._adopt(new)
         await self._engine.control("fence", {"fingerprint": new.fingerprint})
-        dropped = await asyncio.to_thread(self._blobs.drop_fingerprint, old.fingerprint)
+        dropped = await self.in_thread(self._blobs.drop_fingerprint, old.fingerprint)
         logger.info("weights changed: %d encodings of the old ones dropped", dropped)
 
     def close(self) -> None:
-        """Stop the encoder and release the store."""
-        for task in self._tasks:
+        """Stop what runs in the background and release the store."""
+        for task in self._tasks.values():
             task.cancel()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._retriever.close()
         self.store.close()
         self._blobs.close()
 
     # ---- facts ----
 
     def salt(self, owner: str) -> str:
-        """Cache salt of an owner at their current epoch; nobody outside can compute it."""
-        return self._internal_salt(f"{self.store.epoch(owner)}:{owner}")
-
-    def _internal_salt(self, name: str) -> str:
-        mac = hmac.new(self._secret, name.encode(), hashlib.sha256)
-        return f"sgl_stateful:{mac.hexdigest()[:32]}"
-
-    def check_lengths(self, facts: Sequence[NewFact]) -> None:
-        """Refuse facts that are too long for the model.
-
-        Raises
-        ------
-        InvalidInput
-            Naming the first one, its length and the limit, in tokens.
-        """
-        limit = min(self.settings.max_fact_tokens, self._context_len // 2)
-        for index, fact in enumerate(facts):
-            try:
-                rendered = render(fact.text, speaker=fact.speaker, time=fact.time)
-                if len(rendered.encode()) <= limit:  # a token is at least one byte
-                    continue
-            except UnicodeEncodeError:
-                continue  # the store refuses it, by name
-            length = len(self._tokenizer.encode(rendered, add_special_tokens=False))
-            if length > limit:
-                raise InvalidInput(f"fact {index} has {length} tokens; the limit of this server is {limit}: split it")
-
-    def add(self, owner: str, facts: Sequence[NewFact]) -> list[Fact]:
-        """Store facts durably; their KV follows in the background."""
-        self.check_lengths(facts)
-        return self.store.add_many(owner, facts)
+        """Cache salt of an owner at their current epoch; asks the store."""
+        return self._salts.of(owner, self.store.epoch(owner))
 
     def notify(self, owner: str) -> None:
         """Let the encoder look at the owner's facts; to be called on the event loop."""
@@ -212,80 +229,73 @@ class MemoryService:
         assert self.encoder is not None
         return await self.encoder.wait_for(owner, fact_ids, timeout_s=self.settings.encode_wait_s)
 
-    async def delete(self, owner: str, fact_id: str) -> Fact:
-        """Delete a fact with its KV; facts whose encoding saw it are encoded again."""
-        encodings = await asyncio.to_thread(self._encoding_ids, owner, FactId(fact_id))
-        fact = await asyncio.to_thread(self.store.delete, owner, fact_id)
-        self.notify(owner)
-        if encodings:
-            try:
-                await self._engine.control("drop", {"encoding_ids": encodings})
-            except Exception:
-                # The fact is deleted: nobody will ask for its KV, which leaves the arena as the least recently used.
-                logger.exception("the scheduler did not drop the KV of a deleted fact")
-        return fact
+    async def purge(self, owner: str) -> PurgeReceipt:
+        """Remove everything of an owner; what is cached of them can no longer be reached."""
+        try:
+            return await self.facts.purge(owner)
+        finally:
+            # Whatever came of it: no answer does not mean that nothing was done.
+            self._retriever.forget(owner)
+            await self._arena.sweep()
 
-    def _encoding_ids(self, owner: str, fact_id: FactId) -> list[str]:
-        if self.codec is None:
-            return []
-        fact = self.store.get(owner, fact_id)
-        return [
-            encoding.id
-            for policy in self._policies
-            for rungs in self._blobs.current(
-                OwnerId(owner), [(fact.id, fact.version)], fingerprint=self.codec.fingerprint, policy=policy.name
-            ).values()
-            for encoding in rungs.values()
-        ]
+    async def in_thread(self, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Wait for the store on a thread that no request needs."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, partial(call, *args, **kwargs))
 
     # ---- requests ----
 
-    def prepare(self, params: MemoryParams, *, head: str, tail: str, query: str, reserve_tokens: int) -> Prepared:
-        """Retrieve facts and build the prompt ``head + facts + tail`` from text."""
-        codec = self._require_codec()
-        return self.prepare_ids(
-            params,
-            head=codec.encode_text(head),
-            tail=codec.encode_text(tail),
-            query=query,
-            reserve_tokens=reserve_tokens,
-        )
+    async def retrieve(self, params: MemoryParams, query: str) -> Retrieved:
+        """Find the facts of a request, for ``prepare_ids``; see ``Retriever.find``."""
+        return await self._retriever.find(params, query)
+
+    def encode(self, text: str) -> Sequence[int]:
+        """The token ids of a part of a prompt, for ``prepare_ids``."""
+        return self._require_codec().encode_text(text)
 
     def prepare_ids(
-        self, params: MemoryParams, *, head: Sequence[int], tail: Sequence[int], query: str, reserve_tokens: int
+        self,
+        params: MemoryParams,
+        *,
+        head: Sequence[int],
+        tail: Sequence[int],
+        query: str,
+        reserve_tokens: int,
+        retrieved: Retrieved | None = None,
     ) -> Prepared:
-        """Retrieve facts and build the prompt ``head + facts + tail`` from token ids.
+        """Build the prompt ``head + facts + tail`` from token ids.
 
         A store that fails costs the facts, not the request: the prompt goes out without them, and says so.
+
+        Parameters
+        ----------
+        retrieved
+            What ``retrieve`` found; None searches now, in this thread.
 
         Raises
         ------
         BadMemoryRequest
-            An unknown policy, or an owner or query that the store refuses.
+            An unknown policy, or an owner, query or filter that the store refuses.
         """
         self._require_codec()
         name = params.policy or next(iter(self._ladders))
         if (ladder := self._ladders.get(name)) is None:
             known = ", ".join(self._ladders)
             raise BadMemoryRequest(f"custom_params.memory.policy: {name!r} is not served here; choose from {known}")
-        report = Report(params.mode, params.owner, name, [])
-        started = time.perf_counter()
-        hits: list[SearchHit] = []
-        try:
-            salt = self.salt(params.owner)
-            if params.mode != "off" and params.k > 0:
-                hits = self.store.search(params.owner, params.query or query, k=params.k, min_score=params.min_score)
-        except InvalidInput as error:
-            raise BadMemoryRequest(f"custom_params.memory: {error}") from error
-        except MemStoreError as error:
-            logger.exception("retrieval failed; serving without facts")
-            salt = self._internal_salt(f"degraded:{params.owner}")
-            report.degraded, report.reason = True, f"retrieval_failed: {type(error).__name__}"
-        report.retrieve_ms = 1e3 * (time.perf_counter() - started)
+        found = retrieved or self._retriever.find_here(params, query)
+        report = Report(params.mode, params.owner, name, [], retrieve_ms=found.ms)
+        if found.failure is not None:
+            report.degraded, report.reason = True, f"retrieval_failed: {found.failure}"
         started = time.perf_counter()
         assert self._planner is not None, "a codec without its planner"
         prepared = self._planner.plan(
-            params, ladder, hits, head=head, tail=tail, reserve_tokens=reserve_tokens, salt=salt, report=report
+            params,
+            ladder,
+            found.hits,
+            head=head,
+            tail=tail,
+            reserve_tokens=reserve_tokens,
+            salt=found.salt,
+            report=report,
         )
         report.assemble_ms = 1e3 * (time.perf_counter() - started)
         return prepared
@@ -301,23 +311,32 @@ class MemoryService:
         return shown
 
     async def status(self) -> dict[str, Any]:
-        """Everything that an operator asks first."""
+        """Everything that an operator asks first; while the store is away, that."""
         await self.start()
         assert self.codec is not None
         assert self.encoder is not None
-        owners = await asyncio.to_thread(self.store.owners)
-        blobs = await asyncio.to_thread(self._blobs.stats)
+        owners, error = None, None
+        try:
+            owners = len(await self.in_thread(self.store.owners))
+        except MemStoreError as failed:
+            error = str(failed)
+        blobs = await self.in_thread(self._blobs.stats)
         return {
+            "store": {
+                "location": self.store.records.location,
+                "error": error,
+                "feed": {"position": self._follower.position, "error": self._follower.outage.error},
+            },
             "verified": self.verdict is not None and self.verdict.passed,
             "self_test": None if self.verdict is None else self.verdict.as_dict(),
             "model": self.description,
             "fingerprint": self.codec.fingerprint,
             "embedder": self.store.embedder.fingerprint,
             "policies": list(self._ladders),
-            "owners": len(owners),
+            "owners": owners,
             "encoder": {
                 "pending": self.encoder.pending(),
-                "policies": {name: _cost(counts) for name, counts in self.encoder.counts.items()},
+                "policies": {name: counts.as_dict() for name, counts in self.encoder.counts.items()},
             },
             "kv_store": {**blobs._asdict(), "corrupt": self._blobs.corrupt_count},
             "scheduler": await self._engine.control("stats"),
@@ -328,16 +347,3 @@ class MemoryService:
         if self.codec is None:
             raise BadMemoryRequest("memory is still starting; try again in a moment")
         return self.codec
-
-
-def _cost(counts: Any) -> dict[str, Any]:
-    ratio = counts.tokens_prefilled / counts.fact_tokens if counts.fact_tokens else None
-    return {
-        "facts": counts.facts,
-        "fact_tokens": counts.fact_tokens,
-        "tokens_prefilled": counts.tokens_prefilled,
-        "tokens_prefilled_per_fact_token": None if ratio is None else round(ratio, 4),
-        "bytes": counts.bytes,
-        "failures": counts.failures,
-        "seconds": round(counts.seconds, 3),
-    }

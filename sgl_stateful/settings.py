@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
-from pydantic import Field, field_validator
+from pydantic import AliasChoices, Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from memstore import MemStoreSettings
+from memstore import InvalidLocation, MemStoreSettings
+from memstore.location import directory_of
 from sgl_stateful.encoding import Ladder, parse_ladder
 
 ENV_PREFIX = "SGL_STATEFUL_"
@@ -19,9 +21,23 @@ ENV_PREFIX = "SGL_STATEFUL_"
 class StatefulSettings(BaseSettings):
     """Settings of one server; immutable."""
 
-    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, frozen=True, extra="ignore")
+    # The store's URL may hold a password.
+    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, frozen=True, extra="ignore", hide_input_in_errors=True)
 
-    memory: Path | None = Field(None, description="Directory of the memory store; unset serves without memory.")
+    memory: str | None = Field(
+        None,
+        repr=False,
+        description="The memory store: DIR, sqlite:///DIR or redis://...; unset serves without memory.",
+    )
+    kv_dir: Path | None = Field(
+        None,
+        description="Directory of the facts' KV; unset is DIR/kv, or one of the user's cache for a store on a server.",
+    )
+    cache: Path = Field(
+        Path("~/.cache"),
+        validation_alias=AliasChoices(f"{ENV_PREFIX}CACHE", "XDG_CACHE_HOME"),
+        description="Cache folder.",
+    )
     embedder: str | None = Field(None, description="Sentence-transformers path or hub id; unset uses the shipped one.")
     policy: str = Field(
         "ladder:0+4", description="How facts are encoded: 'anchor:N', 'window:W' or 'ladder:N+N+...' by rank."
@@ -37,8 +53,23 @@ class StatefulSettings(BaseSettings):
     max_fact_tokens: int = Field(1024, ge=16, description="A longer fact is refused.")
     encode_concurrency: int = Field(8, ge=1, description="Encoding requests in flight at once.")
     encode_wait_s: float = Field(120.0, gt=0, description="How long 'wait' waits for KV before it gives up.")
+    retrieve_threads: int = Field(16, ge=1, description="Searches at once; further requests wait.")
+    retrieve_timeout_s: float = Field(10.0, gt=0, description="A request whose search takes longer goes without facts.")
+    store_threads: int = Field(8, ge=1, description="Other calls to the store at once.")
+    feed_poll_s: float = Field(0.5, gt=0, description="How often changes by other processes are looked for.")
+    expire_every_s: float = Field(60.0, gt=0, description="How often facts that have expired are removed.")
     allow_unverified_splice: bool = Field(False, description="Serve even though the start-up self-test failed.")
     self_test: bool = Field(True, description="Run the self-test at start-up.")
+
+    @field_validator("memory")
+    @classmethod
+    def _is_a_location(cls, memory: str | None) -> str | None:
+        try:
+            if memory is not None:
+                directory_of(memory)
+        except InvalidLocation as error:
+            raise ValueError(str(error)) from None
+        return memory
 
     @field_validator("header", "footer")
     @classmethod
@@ -59,7 +90,33 @@ class StatefulSettings(BaseSettings):
         return [parse_ladder(name) for name in dict.fromkeys(names)]
 
     def store_settings(self) -> MemStoreSettings:
-        """Settings of the store, as this server wants them."""
-        return MemStoreSettings(
-            embedder_model=self.embedder, embedder_threads=1, blob_map_size_bytes=self.kv_map_gib << 30
-        )
+        """Settings of the store: its own environment variables (``MEMSTORE_*``), and what this server says besides."""
+        base = MemStoreSettings()
+        ours: dict[str, object] = {}
+        if self.embedder is not None:
+            ours["embedder_model"] = self.embedder
+        if "embedder_threads" not in base.model_fields_set:
+            ours["embedder_threads"] = 1
+        if "kv_map_gib" in self.model_fields_set or "blob_map_size_bytes" not in base.model_fields_set:
+            ours["blob_map_size_bytes"] = self.kv_map_gib << 30
+        return base.model_copy(update=ours)
+
+    def kv_path(self) -> Path:
+        """Return the directory of the facts' KV, on this machine in any case.
+
+        Raises
+        ------
+        InvalidLocation
+            The store's URL cannot be understood.
+        """
+        assert self.memory is not None, "no memory"
+        if self.kv_dir is not None:
+            return self.kv_dir
+        if (directory := directory_of(self.memory)) is not None:
+            return directory / "kv"
+        # Here and not above: who has no Redis should not wait for its client.
+        from memstore.records.redis.options import RedisOptions, parse_location
+
+        location = parse_location(self.memory, RedisOptions.from_settings(self.store_settings())).url
+        digest = hashlib.blake2b(location.encode(), digest_size=8).hexdigest()
+        return self.cache.expanduser().absolute() / "sgl-stateful" / "kv" / digest

@@ -10,35 +10,30 @@ import asyncio
 import dataclasses
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
 
-from memstore import Encoding, Fact, FactId, KVBlobs, MemStore, MemStoreError, OwnerId
+from memstore import Encoding, EncodingId, Fact, FactId, KVBlobs, MemStore, MemStoreError
 from sgl_stateful.directive import Capture, CaptureItem, Span
 from sgl_stateful.engine_port import EnginePort
+from sgl_stateful.outage import OUTAGES, Outage
 
 from .codec import FactCodec
+from .counts import EncodeCounts
+from .planning import EncodePlanner
 from .policies import EncodeJob, EncodingPolicy
 
 logger = logging.getLogger(__name__)
 
-_PAGE = 1000  # facts read from the store at once
 _ATTEMPTS = 3
 _RETRY_AFTER_S = 30.0  # how long facts that could not be encoded are left alone, whoever asks for them
 _STORE_RETRY_S = 1.0
 
-
-@dataclass(slots=True)
-class EncodeCounts:
-    """What one policy has cost so far. ``tokens_prefilled`` counts what the engine computed, prefixes included."""
-
-    facts: int = 0
-    fact_tokens: int = 0
-    tokens_prefilled: int = 0
-    bytes: int = 0
-    failures: int = 0
-    seconds: float = 0.0
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -65,9 +60,11 @@ class Encoder:
     policies
         The default one first; each fact is encoded under all of them.
     salt
-        Cache salt of an owner.
+        Cache salt of an owner; asks the store.
     max_job_tokens
         Longest prompt that an encoding may take; longer prefixes are cut from the front.
+    threads
+        Where the store and the KV store are waited for; None is the event loop's own.
     """
 
     def __init__(
@@ -81,6 +78,7 @@ class Encoder:
         salt: Callable[[str], str],
         concurrency: int,
         max_job_tokens: int,
+        threads: Executor | None = None,
     ) -> None:
         self._store = store
         self._blobs = blobs
@@ -90,7 +88,9 @@ class Encoder:
         self._engine = engine
         self._salt = salt
         self._concurrency = concurrency
-        self._max_job_tokens = max_job_tokens
+        self._planner = EncodePlanner(store=store, blobs=blobs, codec=codec, max_job_tokens=max_job_tokens)
+        self._threads = threads
+        self._outage = Outage("the store fails, encoding waits for it", logger)
         self._owners: dict[str, _OwnerWork] = {}
         self._wake = asyncio.Event()
         self._in_flight = 0
@@ -154,17 +154,25 @@ class Encoder:
                     await self._encode_owner(name)
                 except asyncio.CancelledError:
                     raise
+                except OUTAGES as error:
+                    # Of no use to try the others; this owner is still to be done.
+                    self._outage.failed(error)
+                    self._owners[name] = self._owners.pop(name)  # in case it is this owner alone
+                    await asyncio.sleep(_STORE_RETRY_S)
+                    break
                 except Exception:
                     # The encoder serves every owner: what fails for one is logged, counted and tried again later.
                     logger.exception("encoding facts failed; they are served as text until it succeeds")
                     self._fail(name)
+                else:
+                    self._outage.worked()
 
     async def _all_owners(self) -> Sequence[str]:
         while True:
             try:
-                return await asyncio.to_thread(self._store.owners)
-            except MemStoreError:
-                logger.exception("the store did not list its owners; trying again")
+                return await self._in_thread(self._store.owners)
+            except MemStoreError as error:
+                self._outage.failed(error)
                 await asyncio.sleep(_STORE_RETRY_S)
 
     def _fail(self, owner: str) -> None:
@@ -180,9 +188,10 @@ class Encoder:
         generation = work.generation
         plans: dict[str, list[EncodeJob]] = {}
         missing: dict[str, set[FactId]] = {}
-        facts = await asyncio.to_thread(self._all_facts, owner)
+        salt = await self._in_thread(self._salt, owner)
+        facts = await self._in_thread(self._planner.facts, owner)
         for policy in self._policies:
-            jobs = await asyncio.to_thread(self._plan, owner, facts, policy)
+            jobs = await self._in_thread(self._planner.plan, owner, facts, policy)
             plans[policy.name] = jobs
             missing[policy.name] = {fact.id for job in jobs for fact in job.facts}
         if work.generation != generation:  # facts changed while this was planned
@@ -191,7 +200,7 @@ class Encoder:
         work.changed.set()
         before = sum(c.failures for c in self.counts.values())
         for name, jobs in plans.items():
-            await self._run_jobs(owner, name, jobs)
+            await self._run_jobs(owner, name, jobs, salt)
             if work.generation != generation:
                 return
         if sum(c.failures for c in self.counts.values()) > before:
@@ -202,43 +211,7 @@ class Encoder:
             self._owners.pop(owner, None)
             work.changed.set()
 
-    def _plan(self, owner: str, facts: Sequence[Fact], policy: EncodingPolicy) -> list[EncodeJob]:
-        current = {fact.id: fact for fact in facts}
-        stored = self._blobs.anchors(OwnerId(owner), policy.name)
-        anchors = policy.choose_anchors(facts, stored)
-        if anchors != stored:
-            self._blobs.set_anchors(OwnerId(owner), policy.name, anchors)
-        versions = [(fact.id, fact.version) for fact in facts]
-        encoded = self._blobs.current(OwnerId(owner), versions, fingerprint=self._codec.fingerprint, policy=policy.name)
-        missing = [
-            fact
-            for fact in facts
-            if (encoding := encoded.get(fact.id, {}).get(0)) is None
-            or _is_stale(encoding, current, policy.constant_prefix(fact, current, anchors))
-        ]
-        return [part for job in policy.plan(facts, missing, anchors) for part in self._within_budget(job)]
-
-    def _within_budget(self, job: EncodeJob) -> list[EncodeJob]:
-        """The job, or several where its facts would not fit one prompt: each then sees the end of the one before."""
-        room = self._max_job_tokens - len(self._codec.context)
-        parts: list[EncodeJob] = []
-        seen, facts, used = list(job.prefix), list[Fact](), 0
-        for fact in job.facts:
-            length = len(self._codec.encode_fact(fact).token_ids)
-            if facts and used + length > room // 2:
-                parts.append(EncodeJob(tuple(seen), tuple(facts)))
-                seen, facts, used = seen + facts, [], 0
-            facts.append(fact)
-            used += length
-        return [*parts, EncodeJob(tuple(seen), tuple(facts))]
-
-    def _all_facts(self, owner: str) -> list[Fact]:
-        facts: list[Fact] = []
-        while page := self._store.list(owner, limit=_PAGE, after_seq=facts[-1].seq if facts else 0):
-            facts += page
-        return facts
-
-    async def _run_jobs(self, owner: str, policy: str, jobs: Sequence[EncodeJob]) -> None:
+    async def _run_jobs(self, owner: str, policy: str, jobs: Sequence[EncodeJob], salt: str) -> None:
         started = time.monotonic()
         by_prefix: dict[tuple[FactId, ...], list[EncodeJob]] = {}
         for job in jobs:
@@ -248,10 +221,10 @@ class Encoder:
                 if len(same_prefix) > 1:
                     async with self._slot() as is_serving:
                         if is_serving:
-                            await self._prime(owner, policy, same_prefix[0])
+                            await self._prime(policy, same_prefix[0], salt)
                 for job in same_prefix:
                     await self._take_slot()
-                    group.create_task(self._run_in_slot(owner, policy, job))
+                    group.create_task(self._run_in_slot(owner, policy, job, salt))
         self.counts[policy].seconds += time.monotonic() - started
 
     async def _take_slot(self) -> None:
@@ -273,42 +246,30 @@ class Encoder:
         finally:
             await self._give_back_slot()
 
-    async def _run_in_slot(self, owner: str, policy: str, job: EncodeJob) -> None:
+    async def _run_in_slot(self, owner: str, policy: str, job: EncodeJob, salt: str) -> None:
         try:
             if not self._engine.is_closing():
-                await self._run_job(owner, policy, job)
+                await self._run_job(owner, policy, job, salt)
         finally:
             await self._give_back_slot()
 
     def _has_slot(self) -> bool:
         return self._in_flight < (1 if self._engine.foreground_requests() else self._concurrency)
 
-    async def _prime(self, owner: str, policy: str, job: EncodeJob) -> None:
+    async def _prime(self, policy: str, job: EncodeJob, salt: str) -> None:
         """Prefill a prefix that several jobs share, once; where that fails, each job prefills it."""
-        ids = [*self._codec.context, *self._prefix_ids(job)]
+        ids = [*self._codec.context, *self._planner.prefix_ids(job)]
         try:
-            result = await self._engine.prefill(ids, salt=self._salt(owner), directive=None)
+            result = await self._engine.prefill(ids, salt=salt, directive=None)
         except Exception:
             logger.exception("prefilling a shared prefix failed")
             return
         self.counts[policy].tokens_prefilled += result.prompt_tokens - result.cached_tokens
 
-    def _prefix_ids(self, job: EncodeJob) -> list[int]:
-        room = self._max_job_tokens - len(self._codec.context)
-        room -= sum(len(self._codec.encode_fact(fact).token_ids) for fact in job.facts)
-        kept: list[tuple[int, ...]] = []
-        for fact in reversed(job.prefix):
-            ids = self._codec.encode_fact(fact).token_ids
-            if len(ids) > room:
-                break
-            room -= len(ids)
-            kept.append(ids)
-        return [i for ids in reversed(kept) for i in ids]
-
-    async def _run_job(self, owner: str, policy: str, job: EncodeJob) -> None:
+    async def _run_job(self, owner: str, policy: str, job: EncodeJob, salt: str) -> None:
         counts = self.counts[policy]
         try:
-            ids = [*self._codec.context, *self._prefix_ids(job)]
+            ids = [*self._codec.context, *self._planner.prefix_ids(job)]
             items = []
             for index, fact in enumerate(job.facts):
                 tokens = self._codec.encode_fact(fact)
@@ -330,42 +291,48 @@ class Encoder:
                 )
                 items.append(CaptureItem(span, dataclasses.asdict(encoding)))
             directive = Capture(tuple(items), publish=self._publishes[policy])
-            result = await self._engine.prefill(ids, salt=self._salt(owner), directive=directive)
+            result = await self._engine.prefill(ids, salt=salt, directive=directive)
             if result.scheduler.get("captured") != len(items):
                 raise RuntimeError(f"the scheduler captured {result.scheduler} of {len(items)} facts")
             counts.facts += len(items)
             counts.fact_tokens += sum(len(item.span) for item in items)
             counts.tokens_prefilled += result.prompt_tokens - result.cached_tokens
             counts.bytes += result.scheduler.get("captured_bytes", 0)
-            if orphans := await asyncio.to_thread(self._drop_orphans, owner, items):
+            if orphans := await self._in_thread(self._drop_orphans, owner, items):
                 await self._engine.control("drop", {"encoding_ids": orphans})
             self._done(owner, policy, job.facts)
         except Exception:
             counts.failures += 1
             logger.exception("encoding of %d facts failed", len(job.facts))
 
-    def _drop_orphans(self, owner: str, items: Sequence[CaptureItem]) -> list[str]:
-        """A fact may have been deleted while its KV was computed: then the KV goes as well.
+    def _drop_orphans(self, owner: str, items: Sequence[CaptureItem]) -> list[EncodingId]:
+        """A fact may have been changed or deleted while its KV was computed: then the KV goes as well.
 
         Returns the ids of the encodings that must leave the scheduler's arena too.
         """
-        alive = {f.id: f.version for f in self._store.get_many(owner, [i.encoding["fact_id"] for i in items])}
-        orphans = [i for i in items if alive.get(i.encoding["fact_id"]) != i.encoding["fact_version"]]
-        for item in orphans:
-            self._blobs.drop_fact(OwnerId(owner), item.encoding["fact_id"])
-        return [item.span.encoding_id for item in orphans]
+        try:
+            alive = {f.id: f.version for f in self._store.get_many(owner, [i.encoding["fact_id"] for i in items])}
+        except OUTAGES:
+            # Whether the facts are still there cannot be known, and nobody would look again.
+            self._drop_encodings([item.span.encoding_id for item in items])
+            raise
+        orphans = [
+            item.span.encoding_id
+            for item in items
+            if alive.get(item.encoding["fact_id"]) != item.encoding["fact_version"]
+        ]
+        self._drop_encodings(orphans)
+        return orphans
+
+    def _drop_encodings(self, encoding_ids: Sequence[EncodingId]) -> None:
+        for encoding_id in encoding_ids:
+            self._blobs.drop_encoding(encoding_id)
+
+    async def _in_thread(self, call: Callable[..., T], *args: object) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, partial(call, *args))
 
     def _done(self, owner: str, policy: str, facts: Sequence[Fact]) -> None:
         work = self._owners.get(owner)
         if work is not None and work.missing is not None:
             work.missing.get(policy, set()).difference_update(fact.id for fact in facts)
             work.changed.set()
-
-
-def _is_stale(encoding: Encoding, current: Mapping[FactId, Fact], prefix: Sequence[Fact] | None) -> bool:
-    """Whether an encoding saw a fact that has changed or gone, or another constant list than the owner's."""
-    for fact_id, version in encoding.saw:
-        fact = current.get(fact_id)
-        if fact is None or fact.version != version:
-            return True
-    return prefix is not None and encoding.saw != tuple((fact.id, fact.version) for fact in prefix)

@@ -77,7 +77,6 @@ def create_stateful_cache(ctx: TreeCacheBuildContext) -> StatefulRadixCache:
 
 
 def _open_facts(settings: StatefulSettings, pool: Any, *, shard: int) -> FactKV:
-    assert settings.memory is not None
     arena = FactArena(
         budget_bytes=settings.arena_mib << 20,
         num_layers=pool.num_layers,
@@ -86,5 +85,5 @@ def _open_facts(settings: StatefulSettings, pool: Any, *, shard: int) -> FactKV:
         dtype=pool.dtype,
         device=pool.device,
     )
-    blobs = KVBlobs(settings.memory / "kv", shard=shard, settings=settings.store_settings())
+    blobs = KVBlobs(settings.kv_path(), shard=shard, settings=settings.store_settings())
     return FactKV(pool=pool, arena=arena, blobs=blobs)

@@ -5,17 +5,29 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from typing import Any
+from typing import Any, NamedTuple
 
 from fastapi.responses import JSONResponse
 from pydantic import TypeAdapter
 from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest, ChatCompletionResponse
 
 from sgl_stateful.errors import BadMemoryRequest, StatefulError
-from sgl_stateful.params import MEMORY_KEY, parse_memory_params
+from sgl_stateful.params import MEMORY_KEY, MemoryParams, parse_memory_params
 from sgl_stateful.prompt import SENTINEL, Placement, split_at_sentinel
+from sgl_stateful.retrieval import Retrieved
 
 from .requests import SHOWN, apply_prepared, refuse_unsupported, require_service, reserve_tokens, service_of
+
+_FOUND = "sgl_stateful_found"  # attribute of an HTTP request's state
+
+
+class _Found(NamedTuple):
+    """What was found before a prompt is converted, and what for."""
+
+    params: MemoryParams
+    query: str
+    retrieved: Retrieved
+
 
 _messages_type: Any = ChatCompletionRequest.model_fields["messages"].annotation
 _MESSAGES: TypeAdapter[Any] = TypeAdapter(_messages_type)
@@ -63,14 +75,29 @@ def _put(content: Any, *, at_end: bool) -> Any:
 
 
 async def around_handle(original: Callable[..., Any], serving: Any, request: Any, raw_request: Any = None) -> Any:
-    """AROUND ``OpenAIServingChat.handle_request``: the memory is started before a prompt is converted off the loop."""
+    """AROUND ``OpenAIServingChat.handle_request``: search before the prompt is converted, on threads of our own."""
     service = service_of(serving.tokenizer_manager)
-    if service is not None and service.codec is None and MEMORY_KEY in (request.custom_params or {}):
-        try:
-            await service.start()
-        except StatefulError as error:
-            return serving.create_error_response(str(error), err_type=type(error).__name__, status_code=503)
+    if service is None or MEMORY_KEY not in (request.custom_params or {}):
+        return await original(serving, request, raw_request)
+    try:
+        await service.start()
+        # What is wrong with the parameters, or with the messages, the conversion says.
+        params, query = parse_memory_params(request.custom_params), _query_of(request)
+        if params is not None and query is not None and raw_request is not None:
+            found = _Found(params, query, await service.retrieve(params, query))
+            setattr(raw_request.state, _FOUND, found)
+    except BadMemoryRequest as error:
+        return serving.create_error_response(str(error), err_type="BadRequest", status_code=400)
+    except StatefulError as error:
+        return serving.create_error_response(str(error), err_type=type(error).__name__, status_code=503)
     return await original(serving, request, raw_request)
+
+
+def _query_of(request: ChatCompletionRequest) -> str | None:
+    """What a request searches for unless it says so; None where it has no user message."""
+    messages = [message.model_dump() for message in request.messages or []]
+    users = [message for message in messages if message.get("role") == "user"]
+    return _text_of(users[-1].get("content")) if users else None
 
 
 def around_convert(
@@ -92,8 +119,14 @@ def around_convert(
     adapted, processed = original(serving, marked, raw_request)
     refuse_unsupported(adapted)
     head, tail = _split(manager.tokenizer, adapted)
-    prepared = service.prepare(
-        params, head=head, tail=tail, query=query, reserve_tokens=reserve_tokens(adapted.sampling_params)
+    found: _Found | None = getattr(raw_request.state, _FOUND, None) if raw_request is not None else None
+    prepared = service.prepare_ids(
+        params,
+        head=service.encode(head),
+        tail=service.encode(tail),
+        query=query,
+        reserve_tokens=reserve_tokens(adapted.sampling_params),
+        retrieved=found.retrieved if found is not None and found[:2] == (params, query) else None,
     )
     apply_prepared(adapted, prepared)
     processed.messages = request.messages

@@ -38,7 +38,7 @@ class StatefulScheduler(scheduler.Scheduler):
         self._request_dispatcher._mapping[StatefulControlReqInput] = self.handle_stateful_control
 
     def handle_stateful_control(self, request: StatefulControlReqInput) -> StatefulControlReqOutput:
-        """Answer ``describe``, ``stats``, ``drop`` or ``fence``."""
+        """Answer ``describe``, ``stats``, ``drop``, ``sweep`` or ``fence``."""
         cache = self.tree_cache
         if not isinstance(cache, StatefulRadixCache):
             return StatefulControlReqOutput(payload=json.dumps({"error": "--radix-cache-backend is not 'stateful'"}))
@@ -59,6 +59,8 @@ class StatefulScheduler(scheduler.Scheduler):
                 return {} if cache.facts is None else dict(cache.facts.stats())
             case "drop":
                 return {"dropped": 0 if cache.facts is None else cache.facts.drop(body["encoding_ids"])}
+            case "sweep":
+                return {"dropped": 0 if cache.facts is None else cache.facts.sweep()}
             case "fence":
                 if cache.facts is not None:
                     cache.facts.fence(body["fingerprint"])

@@ -160,6 +160,10 @@ class FactKV:
         """Forget facts in the arena; returns how many it held."""
         return sum(self.arena.drop(encoding_id) for encoding_id in encoding_ids)
 
+    def sweep(self) -> int:
+        """Forget facts in the arena that the blob store no longer has; returns how many there were."""
+        return self.drop([encoding_id for encoding_id in self.arena.ids() if not self._blobs.has(encoding_id)])
+
     def clear_arena(self) -> None:
         """Forget every fact in the arena."""
         self.arena.clear()

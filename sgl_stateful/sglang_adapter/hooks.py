@@ -75,7 +75,7 @@ def after_manager_init(_: None, manager: Any, server_args: Any, *args: Any, **kw
     settings = StatefulSettings()
     if settings.memory is None:
         return
-    blobs = KVBlobs(settings.memory / "kv", settings=settings.store_settings())
+    blobs = KVBlobs(settings.kv_path(), settings=settings.store_settings())
     store = MemStore(settings.memory, settings=settings.store_settings(), blobs=blobs)
     engine = SGLangEngine(manager)
     setattr(manager, requests.ENGINE, engine)
@@ -121,9 +121,9 @@ def before_http_server(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict
     service = requests.service_of(manager)
     if service is None:
         return args, kwargs
-    from .routes import memory_router
+    from .routes import add_routes
 
-    http_server.app.include_router(memory_router(service))
+    add_routes(http_server.app, service)
     warm_up = kwargs.get("execute_warmup_func") or http_server._execute_server_warmup
 
     def warm_up_and_verify(server_args: Any) -> bool:

@@ -45,7 +45,9 @@ def require_service(tokenizer_manager: Any) -> MemoryService:
         The server has none.
     """
     if (service := service_of(tokenizer_manager)) is None:
-        raise MemoryDisabled("this server has no memory: start it with --memory DIR (SGL_STATEFUL_MEMORY)")
+        raise MemoryDisabled(
+            "this server has no memory: start it with --memory DIR or --memory redis://... (SGL_STATEFUL_MEMORY)"
+        )
     return service
 
 
@@ -83,29 +85,36 @@ def reserve_tokens(sampling_params: dict[str, Any]) -> int:
     return _DEFAULT_RESERVE_TOKENS if wanted is None else min(int(wanted), 4 * _DEFAULT_RESERVE_TOKENS)
 
 
-def _prepare_one(
+async def _prepare_one(
     service: MemoryService, tokenizer: Any, params: MemoryParams, text: Any, ids: Any, sampling: dict[str, Any]
 ) -> Prepared:
-    reserve = reserve_tokens(sampling)
     if ids is not None:
         if params.query is None and params.k > 0 and params.mode != "off":
             raise BadMemoryRequest("custom_params.memory.query is needed with input_ids")
         if params.insert_at > len(ids):
             raise BadMemoryRequest(f"custom_params.memory.insert_at is {params.insert_at} of {len(ids)} tokens")
-        head, tail = ids[: params.insert_at], ids[params.insert_at :]
-        return service.prepare_ids(params, head=head, tail=tail, query=params.query or "", reserve_tokens=reserve)
-    if not isinstance(text, str):
+        before, after, query = "", "", params.query or ""
+    elif isinstance(text, str):
+        before, marker, after = text.partition(MARKER)
+        if not marker:
+            before, after = "", text
+        query = before + after
+    else:
         raise BadMemoryRequest("custom_params.memory needs a prompt as text or input_ids")
-    before, marker, after = text.partition(MARKER)
-    if not marker:
-        before, after = "", text
-    return service.prepare_ids(
-        params,
-        head=tokenizer.encode(before, add_special_tokens=True),
-        tail=tokenizer.encode(after, add_special_tokens=False),
-        query=before + after,
-        reserve_tokens=reserve,
-    )
+    retrieved = await service.retrieve(params, query)
+
+    def assemble() -> Prepared:
+        if ids is not None:
+            head, tail = ids[: params.insert_at], ids[params.insert_at :]
+        else:
+            head = tokenizer.encode(before, add_special_tokens=True)
+            tail = tokenizer.encode(after, add_special_tokens=False)
+        reserve = reserve_tokens(sampling)
+        return service.prepare_ids(
+            params, head=head, tail=tail, query=query, reserve_tokens=reserve, retrieved=retrieved
+        )
+
+    return await asyncio.to_thread(assemble)
 
 
 async def prepare_request(tokenizer_manager: Any, request: GenerateReqInput) -> None:
@@ -141,7 +150,7 @@ async def prepare_request(tokenizer_manager: Any, request: GenerateReqInput) -> 
         own = per_prompt[i] if isinstance(sampling, list) else per_prompt[0]
         jobs.append((params, text, one, own or {}))
     tokenizer = tokenizer_manager.tokenizer
-    prepared = await asyncio.gather(*(asyncio.to_thread(_prepare_one, service, tokenizer, *job) for job in jobs))
+    prepared = await asyncio.gather(*(_prepare_one(service, tokenizer, *job) for job in jobs))
     if not is_batch:
         apply_prepared(request, prepared[0])
         return

@@ -1,165 +1,121 @@
-"""``/v1/memory``: facts and status, on SGLang's own HTTP application."""
+"""``/v1/memory``: facts, their changes, and status, on SGLang's own HTTP application."""
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Sequence
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
-from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict, Field
+from fastapi import APIRouter, FastAPI, Header, Query
+from sglang.srt.utils.auth import AuthLevel, auth_level
 
-from memstore import Fact, FactNotFound, InvalidInput, MemStoreError, NewFact, StoreBusy, StoreFull
-from sgl_stateful.errors import BadMemoryRequest, StatefulError
+from memstore import FactId
+from sgl_stateful.errors import BadMemoryRequest
 from sgl_stateful.service import MemoryService
 
-_MAX_LISTED = 1000
-_MAX_ADDED = 10_000
+from .bodies import MAX_LISTED, AddBody, SearchBody, SupersedeBody, UpdateBody
+from .replies import MemoryRoute, addition_json, change_json, fact_json, receipt_json
 
 
-class FactBody(BaseModel):
-    """One fact to add."""
+def add_routes(app: FastAPI, service: MemoryService) -> None:
+    """Add the routes of one server's memory.
 
-    model_config = ConfigDict(extra="forbid")
-
-    text: str
-    stream: str = ""
-    speaker: str | None = None
-    time: str | None = None
-    metadata: dict[str, Any] = Field(default_factory=dict)
+    One by one, as if each had been declared on ``app``: SGLang looks for an endpoint's ``auth_level`` among the routes
+    of the application itself and does not see into a router that was included.
+    """
+    app.router.routes.extend([*_fact_routes(service).routes, *_store_routes(service).routes])
 
 
-class AddBody(FactBody):
-    """One fact, or many under ``facts``; ``wait`` answers once their KV exists."""
-
-    text: str | None = None  # type: ignore[assignment]
-    owner: str
-    facts: list[FactBody] | None = Field(None, min_length=1, max_length=_MAX_ADDED)
-    wait: bool = False
-
-    def new_facts(self) -> list[NewFact]:
-        """The facts of the body.
-
-        Raises
-        ------
-        BadMemoryRequest
-            Both forms at once, or neither.
-        """
-        if (self.text is None) == (self.facts is None):
-            raise BadMemoryRequest("send either 'text' or 'facts'")
-        if self.facts is not None and (beside := sorted(self.model_fields_set & FactBody.model_fields.keys())):
-            raise BadMemoryRequest(f"with 'facts', {', '.join(beside)} belongs into each of them")
-        single = self.facts is None
-        bodies = (
-            [FactBody.model_validate(self.model_dump(include=set(FactBody.model_fields)))] if single else self.facts
-        )
-        return [NewFact(**body.model_dump()) for body in bodies or []]
+def _router() -> APIRouter:
+    return APIRouter(prefix="/v1/memory", tags=["memory"], route_class=MemoryRoute)
 
 
-class SearchBody(BaseModel):
-    """A search without a prompt."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    owner: str
-    query: str
-    k: int = Field(10, ge=0, le=_MAX_LISTED)
-    min_score: float | None = None
+async def _pending(service: MemoryService, owner: str, fact_ids: Sequence[FactId], *, wait: bool) -> Sequence[FactId]:
+    return await service.wait_for_kv(owner, fact_ids) if wait else fact_ids
 
 
-def fact_json(fact: Fact) -> dict[str, Any]:
-    """A fact as the API shows it."""
-    return {
-        "id": fact.id,
-        "owner": fact.owner,
-        "text": fact.text,
-        "stream": fact.stream,
-        "speaker": fact.speaker,
-        "time": fact.time,
-        "metadata": dict(fact.metadata),
-        "version": fact.version,
-        "created_at": fact.created_at,
-        "updated_at": fact.updated_at,
-    }
-
-
-def error_response(error: Exception) -> JSONResponse:
-    """One clear JSON error for whatever the store or the service raised."""
-    status = 500
-    match error:
-        case FactNotFound():
-            status = 404
-        case InvalidInput() | BadMemoryRequest():
-            status = 400
-        case StoreBusy():
-            status = 503
-        case StoreFull():
-            status = 507
-    message = str(error).encode("utf-8", "backslashreplace").decode()
-    body = {"error": {"message": message, "type": type(error).__name__, "code": status}}
-    return JSONResponse(body, status_code=status)
-
-
-def memory_router(service: MemoryService) -> APIRouter:
-    """The routes of one server's memory."""
-    router = APIRouter(prefix="/v1/memory", tags=["memory"])
+def _fact_routes(service: MemoryService) -> APIRouter:
+    router, store = _router(), service.store
 
     @router.post("/facts")
-    async def add_facts(body: AddBody) -> Any:
-        try:
-            facts = await asyncio.to_thread(service.add, body.owner, body.new_facts())
-            service.notify(body.owner)
-            pending = [fact.id for fact in facts]
-            if body.wait:
-                pending = await service.wait_for_kv(body.owner, pending)
-        except (MemStoreError, StatefulError) as error:
-            return error_response(error)
-        return {"facts": [fact_json(fact) for fact in facts], "kv_pending": pending}
+    async def add_facts(body: AddBody, idempotency_key: Annotated[str | None, Header()] = None) -> Any:
+        key = body.key(idempotency_key)
+        additions = await service.facts.add(body.owner, body.new_facts(), idempotency_key=key)
+        ids = [addition.fact.id for addition in additions]
+        pending = await _pending(service, body.owner, ids, wait=body.wait)
+        return {"facts": [addition_json(addition) for addition in additions], "kv_pending": pending}
 
     @router.get("/facts")
     async def list_facts(
         owner: str,
         stream: str | None = None,
-        limit: Annotated[int, Query(ge=1, le=_MAX_LISTED)] = 100,
+        limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = 100,
         after: Annotated[int, Query(ge=0, lt=2**63, description="'next' of the page before")] = 0,
+        superseded: bool = False,
     ) -> Any:
-        try:
-            facts = await asyncio.to_thread(service.store.list, owner, stream=stream, limit=limit, after_seq=after)
-        except MemStoreError as error:
-            return error_response(error)
+        facts = await service.in_thread(
+            store.list, owner, stream=stream, limit=limit, after_seq=after, superseded=superseded
+        )
         more = len(facts) == limit
         return {"facts": [fact_json(fact) for fact in facts], "next": facts[-1].seq if more else None}
 
     @router.get("/facts/{fact_id}")
     async def get_fact(fact_id: str, owner: str) -> Any:
-        try:
-            return fact_json(await asyncio.to_thread(service.store.get, owner, fact_id))
-        except MemStoreError as error:
-            return error_response(error)
+        return fact_json(await service.in_thread(store.get, owner, fact_id))
+
+    @router.patch("/facts/{fact_id}")
+    async def update_fact(fact_id: str, body: UpdateBody) -> Any:
+        fact = await service.facts.update(body.owner, fact_id, body.fields())
+        return {"fact": fact_json(fact), "kv_pending": await _pending(service, body.owner, [fact.id], wait=body.wait)}
 
     @router.delete("/facts/{fact_id}")
     async def delete_fact(fact_id: str, owner: str) -> Any:
-        try:
-            return {"deleted": fact_json(await service.delete(owner, fact_id))}
-        except MemStoreError as error:
-            return error_response(error)
+        return {"deleted": fact_json(await service.facts.delete(owner, fact_id))}
+
+    @router.post("/facts/{fact_id}/supersede")
+    async def supersede_fact(fact_id: str, body: SupersedeBody) -> Any:
+        fact = await service.facts.supersede(body.owner, fact_id, body.text, body.fields())
+        return {"fact": fact_json(fact), "kv_pending": await _pending(service, body.owner, [fact.id], wait=body.wait)}
+
+    @router.get("/facts/{fact_id}/history")
+    async def history(fact_id: str, owner: str) -> Any:
+        versions = await service.in_thread(store.history, owner, fact_id)
+        return {"versions": [fact_json(fact) for fact in versions]}
 
     @router.post("/search")
     async def search(body: SearchBody) -> Any:
-        def find() -> list[dict[str, Any]]:
-            hits = service.store.search(body.owner, body.query, k=body.k, min_score=body.min_score)
-            return [{"score": hit.score, "fact": fact_json(hit.fact)} for hit in hits]
+        hits = await service.in_thread(
+            store.search, body.owner, body.query, k=body.k, min_score=body.min_score, where=body.where, mode=body.mode
+        )
+        return {"hits": [{"score": hit.score, "fact": fact_json(hit.fact)} for hit in hits]}
 
-        try:
-            return {"hits": await asyncio.to_thread(find)}
-        except MemStoreError as error:
-            return error_response(error)
+    return router
+
+
+def _store_routes(service: MemoryService) -> APIRouter:
+    router = _router()
+
+    @router.delete("/owners/{owner:path}")
+    @auth_level(AuthLevel.ADMIN_OPTIONAL)  # type: ignore[untyped-decorator]
+    async def purge_owner(owner: str, confirm: Annotated[str, Query(description="the owner once more")]) -> Any:
+        if confirm != owner:
+            raise BadMemoryRequest("confirm is not the owner: a purge cannot be undone, so write the owner twice")
+        return receipt_json(await service.purge(owner))
+
+    @router.get("/changes")
+    @auth_level(AuthLevel.ADMIN_OPTIONAL)  # type: ignore[untyped-decorator]  # it names every owner
+    async def changes(
+        since: Annotated[int, Query(ge=0, lt=2**63, description="'next' of the page before")] = 0,
+        owner: str | None = None,
+        limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = 100,
+    ) -> Any:
+        found = await service.in_thread(service.store.changes, since, owner=owner, limit=limit)
+        return {
+            "changes": [change_json(change) for change in found],
+            "next": found[-1].position if found else since,
+        }
 
     @router.get("/status")
     async def status() -> Any:
-        try:
-            return await service.status()
-        except (MemStoreError, StatefulError, RuntimeError) as error:
-            return error_response(error)
+        return await service.status()
 
     return router

@@ -71,6 +71,10 @@ class FactArena:
     def __contains__(self, encoding_id: EncodingId) -> bool:
         return encoding_id in self._rows
 
+    def ids(self) -> list[EncodingId]:
+        """The facts that are present, the least recently used first."""
+        return list(self._rows)
+
     def rows(self, encoding_id: EncodingId) -> torch.Tensor | None:
         """Rows ``[num_tokens]`` (int64, on the CPU) of a fact, marked as just used; None where it is absent."""
         rows = self._rows.get(encoding_id)

@@ -205,9 +205,9 @@ def test_a_load_that_fails_behind_a_spliced_prefix_leaves_no_trace(engine: Runni
 def test_memory_in_the_engine_s_own_api(engine: RunningEngine) -> None:
     service = engine.service
     engine.run(service.start())
-    facts = service.add("engine-owner", [NewFact("The lighthouse keeper is called Ottoline."), NewFact("It rained.")])
-    service.notify("engine-owner")
-    assert engine.run(service.wait_for_kv("engine-owner", [fact.id for fact in facts])) == []
+    facts = [NewFact("The lighthouse keeper is called Ottoline."), NewFact("It rained.")]
+    added = engine.run(service.facts.add("engine-owner", facts))
+    assert engine.run(service.wait_for_kv("engine-owner", [addition.fact.id for addition in added])) == []
     reply = engine.engine.generate(
         prompt="{{memory}}Who keeps the lighthouse?\n",
         sampling_params={
@@ -217,7 +217,7 @@ def test_memory_in_the_engine_s_own_api(engine: RunningEngine) -> None:
         },
     )
     report = reply["meta_info"]["memory"]
-    assert [fact["id"] for fact in report["facts"]] == [facts[0].id]
+    assert [fact["id"] for fact in report["facts"]] == [added[0].fact.id]
     assert report["tier"] == "spliced"
 
 

@@ -1,17 +1,21 @@
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import torch
+from fastapi import FastAPI
 from memory_engine import MemoryEngine
 from prometheus_client import CollectorRegistry
+from redis_fixtures import has_redis, redis_server, redis_url  # noqa: F401
 from words import ByteTokenizer, WordEmbedder
 
 from memstore import KVBlobs, MemStore, MemStoreSettings
 from sgl_stateful.metrics import MemoryMetrics
 from sgl_stateful.service import MemoryService
 from sgl_stateful.settings import StatefulSettings
+from sgl_stateful.sglang_adapter.routes import add_routes
 
 CONTEXT = "<user>\n"
 HEADER = "Notes:\n"
@@ -70,3 +74,27 @@ def make_service(store: MemStore, blobs: KVBlobs, engine: MemoryEngine) -> Calla
         )
 
     return make
+
+
+@pytest.fixture
+async def service(make_service: Callable[..., MemoryService]) -> AsyncIterator[MemoryService]:
+    """A service that has started, for the routes."""
+    service = make_service(max_fact_tokens=100, feed_poll_s=0.01)
+    await service.start()
+    yield service
+    for task in service._tasks.values():
+        task.cancel()
+
+
+@pytest.fixture
+def app(service: MemoryService) -> FastAPI:
+    app = FastAPI()
+    add_routes(app, service)
+    return app
+
+
+@pytest.fixture
+async def client(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://server") as opened:
+        yield opened

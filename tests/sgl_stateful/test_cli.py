@@ -3,6 +3,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from redis_server import RedisServer, free_port
 from typer.testing import CliRunner
 from words import WordEmbedder
 
@@ -15,7 +16,7 @@ def own_environment() -> Iterator[None]:
     """`serve` writes its options into the environment, for SGLang's subprocesses."""
     before = dict(os.environ)
     for name in list(os.environ):
-        if name.startswith("SGL_STATEFUL_") and name != "SGL_STATEFUL_CACHE":
+        if name.startswith(("SGL_STATEFUL_", "MEMSTORE_")) and name != "SGL_STATEFUL_CACHE":
             del os.environ[name]
     yield
     os.environ.clear()
@@ -49,11 +50,52 @@ def test_a_bad_policy(launched: list[list[str]], tmp_path: Path, arguments: list
     assert not (tmp_path / "store").exists()
 
 
-def test_a_directory_that_another_process_uses(launched: list[list[str]], tmp_path: Path) -> None:
+def test_a_store_of_another_embedder(launched: list[list[str]], tmp_path: Path) -> None:
     with MemStore(tmp_path, embedder=WordEmbedder()):
-        line = refusal(launched, "--memory", str(tmp_path))
-    assert str(tmp_path) in line
-    assert str(os.getpid()) in line
+        line = refusal(launched, "--memory", f"sqlite:///{tmp_path}")
+    assert WordEmbedder.fingerprint in line
+    assert "`memstore reindex`" in line
+
+
+def test_a_redis_that_nobody_runs(launched: list[list[str]]) -> None:
+    port = free_port()
+    line = refusal(launched, "--memory", f"redis://ana:open-sesame@127.0.0.1:{port}/0")
+    assert f"127.0.0.1:{port}" in line
+    assert "open-sesame" not in line
+
+
+@pytest.mark.parametrize("given", ["open-sesame", None])
+def test_a_redis_that_refuses_the_password(launched: list[list[str]], has_redis: None, given: str | None) -> None:
+    if given is not None:
+        os.environ["MEMSTORE_REDIS_PASSWORD"] = given
+    with RedisServer(password="another") as server:
+        line = refusal(launched, "--memory", server.url)
+    assert "refused" in line
+    assert "open-sesame" not in line
+
+
+def test_a_redis_that_runs(launched: list[list[str]], has_redis: None, tmp_path: Path) -> None:
+    os.environ["SGL_STATEFUL_CACHE"] = str(tmp_path)
+    with RedisServer(password="another") as server:
+        url = server.url.replace("//", "//:another@")
+        result = CliRunner().invoke(cli.app, ["serve", "--model", "m", "--memory", url])
+    assert result.exit_code == 0, result.output
+    assert len(launched) == 1
+    assert "another" not in result.output + repr(cli.StatefulSettings())
+    assert cli.StatefulSettings().kv_path().is_relative_to(tmp_path)
+    assert cli.StatefulSettings().kv_path().is_dir()
+
+
+@pytest.mark.parametrize(
+    "memory", ["mongodb://ana:open-sesame@db/0", "sqlite://ana:open-sesame@db", "redis://ana:open-sesame@db:port", ""]
+)
+def test_a_location_that_is_none(launched: list[list[str]], memory: str) -> None:
+    assert "open-sesame" not in refusal(launched, "--memory", memory)
+
+
+def test_a_bad_setting_of_the_store(launched: list[list[str]], tmp_path: Path) -> None:
+    os.environ["MEMSTORE_BUSY_TIMEOUT_S"] = "never"
+    assert "MEMSTORE_busy_timeout_s" in refusal(launched, "--memory", str(tmp_path / "store"))
 
 
 def test_a_file_instead_of_a_directory(launched: list[list[str]], tmp_path: Path) -> None:
@@ -82,7 +124,7 @@ def test_options_reach_sglang_and_its_subprocesses(launched: list[list[str]], tm
     assert launched == [["--model-path", "m", "--radix-cache-backend", "stateful", "--port", "1234", "--tp-size=2"]]
     assert memory.is_dir()
     settings = cli.StatefulSettings()
-    assert (settings.memory, settings.policy, settings.arena_mib) == (memory, "window:2", 7)
+    assert (settings.memory, settings.policy, settings.arena_mib) == (str(memory), "window:2", 7)
 
 
 def test_the_memory_is_released_before_sglang_starts(launched: list[list[str]], tmp_path: Path) -> None:

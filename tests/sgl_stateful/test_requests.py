@@ -23,11 +23,10 @@ async def manager(make_service: Make) -> Any:
     """What the hooks use of a tokenizer manager, with a memory that holds one encoded fact of ana."""
     service = make_service()
     await service.start()
-    facts = service.add("ana", [NewFact(text="red kayak")])
-    service.notify("ana")
-    await service.wait_for_kv("ana", [f.id for f in facts])
+    added = await service.facts.add("ana", [NewFact(text="red kayak")])
+    await service.wait_for_kv("ana", [addition.fact.id for addition in added])
     yield SimpleNamespace(tokenizer=ByteTokenizer(), **{SERVICE: service})
-    for task in service._tasks:
+    for task in service._tasks.values():
         task.cancel()
 
 

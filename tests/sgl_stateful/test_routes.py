@@ -1,55 +1,32 @@
 import json
-from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import httpx
 import pytest
-from fastapi import FastAPI
 from memory_engine import MemoryEngine
+from memory_routes import FACTS, add, refusal
 
-from memstore import FactNotFound, InvalidFact, StoreBusy, StoreClosed, StoreFull
+from memstore import (
+    DuplicateFact,
+    EmbedderMismatch,
+    FactNotFound,
+    FactSuperseded,
+    FeedGap,
+    IdempotencyConflict,
+    InvalidFact,
+    StoreBusy,
+    StoreClosed,
+    StoreFull,
+    StoreRefused,
+    StoreTLSError,
+    StoreUnreachable,
+    VersionConflict,
+)
 from sgl_stateful.errors import BadMemoryRequest
 from sgl_stateful.service import MemoryService
-from sgl_stateful.sglang_adapter.routes import error_response, memory_router
+from sgl_stateful.sglang_adapter.replies import error_response
 
 pytestmark = pytest.mark.anyio
-
-FACTS = "/v1/memory/facts"
-
-
-@pytest.fixture
-async def service(make_service: Callable[..., MemoryService]) -> AsyncIterator[MemoryService]:
-    service = make_service(max_fact_tokens=100)
-    await service.start()
-    yield service
-    for task in service._tasks:
-        task.cancel()
-
-
-@pytest.fixture
-async def client(service: MemoryService) -> AsyncIterator[httpx.AsyncClient]:
-    app = FastAPI()
-    app.include_router(memory_router(service))
-    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-    async with httpx.AsyncClient(transport=transport, base_url="http://server") as opened:
-        yield opened
-
-
-async def add(client: httpx.AsyncClient, *texts: str, owner: str = "ana", **fields: Any) -> list[dict[str, Any]]:
-    body = {"owner": owner, "facts": [{"text": text, **fields} for text in texts]}
-    reply = await client.post(FACTS, json=body)
-    assert reply.status_code == 200, reply.text
-    facts: list[dict[str, Any]] = reply.json()["facts"]
-    return facts
-
-
-def refusal(reply: httpx.Response, status: int) -> str:
-    """The message of an error in the shape that the API promises."""
-    assert reply.status_code == status, reply.text
-    error = reply.json()["error"]
-    assert error["code"] == status
-    assert error["type"]
-    return str(error["message"])
 
 
 async def test_one_fact_with_every_field(client: httpx.AsyncClient) -> None:
@@ -66,7 +43,7 @@ async def test_one_fact_with_every_field(client: httpx.AsyncClient) -> None:
     assert (fact["owner"], fact["version"]) == ("ana", 1)
     assert reply.json()["kv_pending"] == []
     shown = await client.get(f"{FACTS}/{fact['id']}", params={"owner": "ana"})
-    assert shown.json() == fact
+    assert shown.json() == {name: fact[name] for name in shown.json()}
 
 
 async def test_many_facts_keep_their_order(client: httpx.AsyncClient) -> None:
@@ -128,7 +105,6 @@ async def test_half_a_character_in_metadata_is_refused(client: httpx.AsyncClient
     assert service.store.owners() == []
 
 
-# A body of the wrong shape is FastAPI's to refuse: with 422 here, and with 400 in SGLang's application.
 @pytest.mark.parametrize(
     ("body", "where"),
     [
@@ -143,9 +119,7 @@ async def test_half_a_character_in_metadata_is_refused(client: httpx.AsyncClient
     ],
 )
 async def test_bodies_of_another_shape(client: httpx.AsyncClient, body: dict[str, Any], where: str) -> None:
-    reply = await client.post(FACTS, json=body)
-    assert reply.status_code == 422
-    assert where in {part for problem in reply.json()["detail"] for part in problem["loc"]}
+    assert f"{where}: " in refusal(await client.post(FACTS, json=body), 400)
 
 
 async def test_pages_of_facts(client: httpx.AsyncClient) -> None:
@@ -176,7 +150,7 @@ async def test_a_list_can_be_of_one_stream(client: httpx.AsyncClient) -> None:
 
 @pytest.mark.parametrize("limit", ["0", "1001", "many"])
 async def test_a_page_has_bounds(client: httpx.AsyncClient, limit: str) -> None:
-    assert (await client.get(FACTS, params={"owner": "ana", "limit": limit})).status_code == 422
+    assert "limit: " in refusal(await client.get(FACTS, params={"owner": "ana", "limit": limit}), 400)
 
 
 async def test_facts_of_another_owner_are_unknown(client: httpx.AsyncClient) -> None:
@@ -195,7 +169,7 @@ async def test_facts_of_another_owner_are_unknown(client: httpx.AsyncClient) -> 
 async def test_a_deleted_fact_is_gone(client: httpx.AsyncClient) -> None:
     (fact,) = await add(client, "red kayak")
     at = f"{FACTS}/{fact['id']}"
-    assert (await client.delete(at, params={"owner": "ana"})).json() == {"deleted": fact}
+    assert (await client.delete(at, params={"owner": "ana"})).json()["deleted"]["text"] == "red kayak"
     refusal(await client.get(at, params={"owner": "ana"}), 404)
     refusal(await client.delete(at, params={"owner": "ana"}), 404)
     found = await client.post("/v1/memory/search", json={"owner": "ana", "query": "red kayak"})
@@ -205,7 +179,7 @@ async def test_a_deleted_fact_is_gone(client: httpx.AsyncClient) -> None:
 async def test_a_search(client: httpx.AsyncClient) -> None:
     near, middle, _ = await add(client, "red kayak", "red kayak paddle", "green bicycle")
     found = await client.post("/v1/memory/search", json={"owner": "ana", "query": "red kayak", "k": 2})
-    assert [hit["fact"] for hit in found.json()["hits"]] == [near, middle]
+    assert [hit["fact"]["id"] for hit in found.json()["hits"]] == [near["id"], middle["id"]]
     assert [hit["score"] for hit in found.json()["hits"]] == pytest.approx([1.0, (2 / 3) ** 0.5], abs=1e-3)
     body = {"owner": "ana", "query": "red kayak", "min_score": 0.9}
     assert len((await client.post("/v1/memory/search", json=body)).json()["hits"]) == 1
@@ -222,10 +196,12 @@ async def test_a_store_that_is_closed_answers_in_json(client: httpx.AsyncClient,
         await client.get(at, params={"owner": "ana"}),
         await client.delete(at, params={"owner": "ana"}),
         await client.post("/v1/memory/search", json={"owner": "ana", "query": "one"}),
-        await client.get("/v1/memory/status"),
     ):
         assert refusal(reply, 500)
         assert reply.json()["error"]["type"] == "StoreClosed"
+    status = (await client.get("/v1/memory/status")).json()
+    assert "has been closed" in status["store"]["error"], "the status is for just that"
+    assert status["owners"] is None
 
 
 async def test_status_is_json(client: httpx.AsyncClient) -> None:
@@ -261,7 +237,16 @@ async def test_a_page_goes_on_behind_a_fact_that_was_deleted_meanwhile(client: h
         (FactNotFound("x"), 404),
         (InvalidFact("x"), 400),
         (BadMemoryRequest("x"), 400),
+        (DuplicateFact("x"), 409),
+        (FactSuperseded("x"), 409),
+        (IdempotencyConflict("x"), 409),
+        (VersionConflict("x"), 409),
+        (FeedGap(since=1, floor=2), 410),
         (StoreBusy("x"), 503),
+        (StoreUnreachable("x"), 503),
+        (StoreRefused("x"), 503),
+        (StoreTLSError("x"), 503),
+        (EmbedderMismatch(stored="x", offered="y"), 503),
         (StoreFull("x"), 507),
         (StoreClosed("x"), 500),
         (BadMemoryRequest("half \ud800"), 400),
@@ -271,3 +256,5 @@ async def test_each_error_has_its_status(error: Exception, status: int) -> None:
     reply = error_response(error)
     body = json.loads(bytes(reply.body))["error"]
     assert (reply.status_code, body["code"], body["type"]) == (status, status, type(error).__name__)
+    is_passing = status == 503 and not isinstance(error, EmbedderMismatch)
+    assert ("retry-after" in reply.headers) == is_passing

@@ -27,7 +27,7 @@ QUERY = "red kayak"  # nearest to the first, then the second, then the third
 async def started(service: MemoryService, *, encode: bool = True) -> list[Fact]:
     """The four facts of ana, with KV where `encode` says so."""
     await service.start()
-    facts = await asyncio.to_thread(service.add, "ana", [NewFact(text=text) for text in TEXTS])
+    facts = [addition.fact for addition in await service.facts.add("ana", [NewFact(text=text) for text in TEXTS])]
     if encode:
         service.notify("ana")
         assert await service.wait_for_kv("ana", [f.id for f in facts]) == []
@@ -46,7 +46,7 @@ def text_of(prepared: Prepared) -> str:
 
 
 async def stopped(service: MemoryService) -> None:
-    tasks = list(service._tasks)
+    tasks = list(service._tasks.values())
     service.close()
     await asyncio.gather(*tasks, return_exceptions=True)
 
@@ -217,7 +217,7 @@ async def test_salts_differ_by_owner_epoch_and_server_and_are_stable(make_servic
     before = {owner: service.salt(owner) for owner in ("ana", "bob", "cleo")}
     assert len(set(before.values())) == 3
     assert {owner: service.salt(owner) for owner in before} == before
-    store.bump_epoch("ana")
+    store.purge("ana")
     assert service.salt("ana") not in before.values()
     assert service.salt("bob") == before["bob"]
     assert all("ana" not in salt and "bob" not in salt for salt in before.values())
@@ -265,21 +265,21 @@ async def test_a_failed_self_test_is_served_where_the_settings_say_so(make_servi
 async def test_facts_that_are_too_long_are_refused_by_position(make_service: Make) -> None:
     service = make_service(max_fact_tokens=20)
     with pytest.raises(InvalidInput, match="fact 1 has 21 tokens; the limit of this server is 20"):
-        service.add("ana", [NewFact(text="x" * 19), NewFact(text="x" * 20)])
+        await service.facts.add("ana", [NewFact(text="x" * 19), NewFact(text="x" * 20)])
     assert service.store.count("ana") == 0
 
 
 async def test_characters_of_many_tokens_count_as_many(make_service: Make) -> None:
     service = make_service(max_fact_tokens=20)
     with pytest.raises(InvalidInput, match="fact 0 has 41 tokens"):
-        service.check_lengths([NewFact(text="\N{GRINNING FACE}" * 10)])
+        service.facts.check_lengths([NewFact(text="\N{GRINNING FACE}" * 10)])
 
 
 @pytest.mark.parametrize("field", ["speaker", "time"])
 async def test_what_is_rendered_beside_the_text_counts_as_well(make_service: Make, field: str) -> None:
     service = make_service(max_fact_tokens=20)
     with pytest.raises(InvalidInput, match="the limit of this server is 20"):
-        service.check_lengths([NewFact(text="short", **{field: "x" * 10_000})])
+        service.facts.check_lengths([NewFact(text="short", **{field: "x" * 10_000})])
 
 
 async def test_a_fact_deleted_while_it_is_encoded_leaves_the_arena_too(
@@ -287,11 +287,11 @@ async def test_a_fact_deleted_while_it_is_encoded_leaves_the_arena_too(
 ) -> None:
     service = make_service()
     await service.start()
-    (fact,) = service.add("ana", [NewFact(text="red kayak")])
+    ((fact, *_),) = await service.facts.add("ana", [NewFact(text="red kayak")])
     engine.gate = asyncio.Event()
     service.notify("ana")
     await engine.at_gate.wait()
-    await service.delete("ana", fact.id)
+    await service.facts.delete("ana", fact.id)
     engine.gate.set()
     assert await service.wait_for_kv("ana", [fact.id]) == []
     await stopped(service)
@@ -308,7 +308,7 @@ async def test_deleting_drops_kv_everywhere_and_encodes_those_that_saw_it(
     facts = await started(service)
     span_of = {s["id"]: s for s in prepare(service, k=4).report.facts}
     assert span_of.keys() == {f.id for f in facts}
-    await service.delete("ana", facts[0].id)
+    await service.facts.delete("ana", facts[0].id)
     (dropped,) = [payload["encoding_ids"] for op, payload in engine.controls if op == "drop"]
     assert len(dropped) == 1
     assert await service.wait_for_kv("ana", [f.id for f in facts[1:]]) == []
@@ -322,7 +322,7 @@ async def test_deleting_tells_the_encoder_even_where_the_engine_fails(make_servi
     facts = await started(service)
     engine.failing_controls = 1
     try:
-        await service.delete("ana", facts[0].id)
+        await service.facts.delete("ana", facts[0].id)
     finally:
         await stopped(service)
 
@@ -345,7 +345,7 @@ async def test_waiting_begins_before_the_encoder_has_looked(make_service: Make, 
         facts = await started(service)
         await service.weights_changed()
     else:
-        facts = service.add("ana", [NewFact(text=text) for text in TEXTS])
+        facts = [addition.fact for addition in await service.facts.add("ana", [NewFact(text=text) for text in TEXTS])]
         service.notify("ana")
     try:
         assert await service.wait_for_kv("ana", [f.id for f in facts]) == []

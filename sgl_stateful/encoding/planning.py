@@ -1,0 +1,88 @@
+"""What of an owner's facts is still to be encoded, and in which prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from memstore import Encoding, Fact, FactId, KVBlobs, MemStore, OwnerId
+
+from .codec import FactCodec
+from .policies import EncodeJob, EncodingPolicy
+
+_PAGE = 1000  # facts read from the store at once
+
+
+class EncodePlanner:
+    """Plans the prompts that an owner's facts are encoded in. Waits for the store and the KV store.
+
+    Parameters
+    ----------
+    max_job_tokens
+        Longest prompt that an encoding may take; longer prefixes are cut from the front.
+    """
+
+    def __init__(self, *, store: MemStore, blobs: KVBlobs, codec: FactCodec, max_job_tokens: int) -> None:
+        self._store = store
+        self._blobs = blobs
+        self._codec = codec
+        self._max_job_tokens = max_job_tokens
+
+    def facts(self, owner: str) -> list[Fact]:
+        """Every current fact of an owner, in order."""
+        facts: list[Fact] = []
+        while page := self._store.list(owner, limit=_PAGE, after_seq=facts[-1].seq if facts else 0):
+            facts += page
+        return facts
+
+    def plan(self, owner: str, facts: Sequence[Fact], policy: EncodingPolicy) -> list[EncodeJob]:
+        """The jobs that give each of ``facts``, all that the owner has, its encoding under one policy."""
+        current = {fact.id: fact for fact in facts}
+        stored = self._blobs.anchors(OwnerId(owner), policy.name)
+        anchors = policy.choose_anchors(facts, stored)
+        if anchors != stored:
+            self._blobs.set_anchors(OwnerId(owner), policy.name, anchors)
+        versions = [(fact.id, fact.version) for fact in facts]
+        encoded = self._blobs.current(OwnerId(owner), versions, fingerprint=self._codec.fingerprint, policy=policy.name)
+        missing = [
+            fact
+            for fact in facts
+            if (encoding := encoded.get(fact.id, {}).get(0)) is None
+            or _is_stale(encoding, current, policy.constant_prefix(fact, current, anchors))
+        ]
+        return [part for job in policy.plan(facts, missing, anchors) for part in self._within_budget(job)]
+
+    def prefix_ids(self, job: EncodeJob) -> list[int]:
+        """The tokens between the context and the job's facts."""
+        room = self._max_job_tokens - len(self._codec.context)
+        room -= sum(len(self._codec.encode_fact(fact).token_ids) for fact in job.facts)
+        kept: list[tuple[int, ...]] = []
+        for fact in reversed(job.prefix):
+            ids = self._codec.encode_fact(fact).token_ids
+            if len(ids) > room:
+                break
+            room -= len(ids)
+            kept.append(ids)
+        return [i for ids in reversed(kept) for i in ids]
+
+    def _within_budget(self, job: EncodeJob) -> list[EncodeJob]:
+        """The job, or several where its facts would not fit one prompt: each then sees the end of the one before."""
+        room = self._max_job_tokens - len(self._codec.context)
+        parts: list[EncodeJob] = []
+        seen, facts, used = list(job.prefix), list[Fact](), 0
+        for fact in job.facts:
+            length = len(self._codec.encode_fact(fact).token_ids)
+            if facts and used + length > room // 2:
+                parts.append(EncodeJob(tuple(seen), tuple(facts)))
+                seen, facts, used = seen + facts, [], 0
+            facts.append(fact)
+            used += length
+        return [*parts, EncodeJob(tuple(seen), tuple(facts))]
+
+
+def _is_stale(encoding: Encoding, current: Mapping[FactId, Fact], prefix: Sequence[Fact] | None) -> bool:
+    """Whether an encoding saw a fact that has changed or gone, or another constant list than the owner's."""
+    for fact_id, version in encoding.saw:
+        fact = current.get(fact_id)
+        if fact is None or fact.version != version:
+            return True
+    return prefix is not None and encoding.saw != tuple((fact.id, fact.version) for fact in prefix)
