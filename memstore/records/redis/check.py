@@ -17,7 +17,7 @@ from memstore.records.redis.keys import (
     read_entry,
 )
 from memstore.records.redis.scripts import Scripts
-from memstore.records.redis.walk import all_keys, fields, members
+from memstore.records.redis.walk import all_keys, chunks, fields, members
 from memstore.types import ChangeKind, FactId, OwnerId
 
 _STORE_KEYS = {"meta": "hash", "embedders": "hash", "seq": "string", "position": "string", "feed": "stream"}
@@ -87,7 +87,7 @@ class Checker:
         names = {name for batch in all_keys(self._redis, self._keys) for name in batch}
         listed = {OwnerId(name.decode()) for batch in members(self._redis, self._keys.owners) for name, _ in batch}
         owners, refused, problems = set(listed), set(), []
-        for chunk in _chunks(sorted(names)):
+        for chunk in chunks(sorted(names)):
             kinds = self._redis.at_one_moment(*[("type", name) for name in chunk])
             for name, kind in zip(chunk, kinds, strict=True):
                 owner, wanted = self._meaning(name)
@@ -310,8 +310,3 @@ def _name(known: bytes | None, record: bytes) -> tuple[int, int]:
         return entry.seq, entry.version
     seq = record.partition(b":")[0]
     return int(seq) if seq.isdigit() and len(seq) < 16 else 0, 0
-
-
-def _chunks(names: list[bytes], size: int = 500) -> Iterator[list[bytes]]:
-    for start in range(0, len(names), size):
-        yield names[start : start + size]

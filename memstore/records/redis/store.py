@@ -4,10 +4,7 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
-from typing import Any, TypeVar
-
-import numpy as np
+from typing import Any
 
 from memstore.errors import FeedGap, InvalidFact, StoreBusy, StoreUnreachable
 from memstore.records.base import (
@@ -34,17 +31,17 @@ from memstore.records.redis.keys import (
     pack_rows,
     parse_entry,
     short_digest,
-    unpack_rows,
 )
 from memstore.records.redis.options import RedisOptions, parse_location
 from memstore.records.redis.schema import open_schema
 from memstore.records.redis.scripts import Scripts
 from memstore.records.redis.server_files import compact, rewrite_files
+from memstore.records.redis.vectors import read_vectors
+from memstore.records.redis.walk import chunks
 from memstore.records.redis.writes import Present, outcome, present, request, restoration, unsealed
 from memstore.types import Change, ChangeKind, Fact, FactId, NewFact, OwnerId
 
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
 
 _BATCH = 500
 _ATTEMPTS = 10
@@ -154,7 +151,7 @@ class RedisRecords:
     def held_by_others(self, owner: OwnerId, fact_ids: Sequence[FactId]) -> list[FactId]:
         """Return those of `fact_ids` that are ids of facts of other owners."""
         asked, held = list(fact_ids), set[FactId]()
-        for others in _chunks(other for other in self.owners() if asked and other != owner):
+        for others in chunks(other for other in self.owners() if asked and other != owner):
             found = self._redis.together(*[("hmget", f"{self._keys.of(other)}index", asked) for other in others])
             held |= {fact_id for entries in found for fact_id, entry in zip(asked, entries, strict=True) if entry}
         return [fact_id for fact_id in asked if fact_id in held]
@@ -162,14 +159,14 @@ class RedisRecords:
     def get_by_seqs(self, owner: OwnerId, seqs: Sequence[int]) -> dict[int, Fact]:
         """Return the facts that exist, by seq."""
         facts: list[Fact] = []
-        for chunk in _chunks(int(seq) for seq in seqs):
+        for chunk in chunks(int(seq) for seq in seqs):
             facts += self._facts(owner, self._scripts.run("by_seqs", owner, chunk))
         return {fact.seq: fact for fact in facts}
 
     def find_identical(self, owner: OwnerId, facts: Sequence[NewFact]) -> list[Fact | None]:
         """Return, for each of `facts`, the current fact with the same content."""
         found: list[Fact | None] = []
-        for chunk in _chunks(content_digest(fact) for fact in facts):
+        for chunk in chunks(content_digest(fact) for fact in facts):
             reply = self._scripts.run("identical", owner, chunk)
             found += [
                 None if fact_id is None else unsealed(self.location, owner, fact_id.decode(), record)
@@ -253,29 +250,7 @@ class RedisRecords:
 
     def vectors_of(self, owner: OwnerId, seqs: Sequence[int], *, embedder: str, dimension: int) -> StoredVectors:
         """Return the vectors of these facts that `embedder` made."""
-        key = self._keys.vectors(owner, embedder)
-        found_seqs: list[int] = []
-        versions: list[int] = []
-        damaged: list[int] = []
-        rows = [np.empty((0, dimension), dtype=np.float32)]
-        for chunk in _chunks(sorted({int(seq) for seq in seqs})):
-            values = self._redis.do("hmget", key, chunk)
-            for seq, value in zip(chunk, values, strict=True):
-                if value is None:
-                    continue
-                version, of_fact = unpack_rows(seq, value, dimension=dimension)
-                if of_fact is None:
-                    damaged.append(seq)
-                    continue
-                found_seqs += [seq] * len(of_fact)
-                versions += [version] * len(of_fact)
-                rows.append(of_fact)
-        return StoredVectors(
-            np.array(found_seqs, dtype=np.int64),
-            np.array(versions, dtype=np.int64),
-            np.concatenate(rows).astype(np.float32, copy=False),
-            damaged,
-        )
+        return read_vectors(self._redis, self._keys.vectors(owner, embedder), seqs, dimension=dimension)
 
     def unindexed(self, owner: OwnerId, *, embedder: str, limit: int) -> list[Fact]:
         """Return up to `limit` current facts that have no vectors of `embedder` in their present version."""
@@ -292,7 +267,7 @@ class RedisRecords:
     def put_vectors(self, owner: OwnerId, updates: Sequence[VectorUpdate], *, embedder: str) -> int:
         """Store vectors of facts that still have the version they were made of; return how many."""
         stored = 0
-        for chunk in _chunks(updates):
+        for chunk in chunks(updates):
             arguments: list[bytes | str | int] = [embedder, short_digest(embedder), len(chunk)]
             for seq, version, vectors in chunk:
                 arguments += [int(seq), int(version), pack_rows(vectors)]
@@ -345,7 +320,7 @@ class RedisRecords:
 
     def _records(self, owner: OwnerId, fact_ids: Iterable[FactId]) -> Iterator[tuple[FactId, bytes]]:
         key = f"{self._keys.of(owner)}records"
-        for chunk in _chunks(fact_ids):
+        for chunk in chunks(fact_ids):
             records = self._redis.do("hmget", key, chunk)
             for fact_id, record in zip(chunk, records, strict=True):
                 if record is not None:
@@ -370,9 +345,3 @@ def _change(position: bytes, fields: dict[bytes, bytes], owner: OwnerId | None) 
 
 def _pairs(reply: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
     return zip(reply[::2], reply[1::2], strict=True)
-
-
-def _chunks(items: Iterable[T]) -> Iterator[list[T]]:
-    rest = iter(items)
-    while chunk := list(islice(rest, _BATCH)):
-        yield chunk

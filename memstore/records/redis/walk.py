@@ -1,12 +1,22 @@
-"""Going through all keys of a store, or all fields of one key, in batches."""
+"""Going through what is many in batches: keys of a store, fields of one key, arguments of a command."""
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any, TypeVar
 
 from memstore.records.redis.connection import RedisConnections
 from memstore.records.redis.keys import Keys
 
+T = TypeVar("T")
+
 _BATCH = 500
+
+
+def chunks(items: Iterable[T]) -> Iterator[list[T]]:
+    """Yield `items` in lists of a size that one command may ask for."""
+    rest = iter(items)
+    while chunk := list(islice(rest, _BATCH)):
+        yield chunk
 
 
 def all_keys(connections: RedisConnections, keys: Keys) -> Iterator[list[bytes]]:
