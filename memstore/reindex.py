@@ -4,8 +4,9 @@ from typing import NamedTuple
 
 from memstore.drafts import Progress, embed_texts
 from memstore.embedding import Embedder
-from memstore.errors import StoreBusy
+from memstore.errors import StoreBusy, StoreDamaged
 from memstore.records.base import RecordStore, VectorUpdate
+from memstore.types import Fact
 
 _ROUNDS = 100
 
@@ -46,7 +47,13 @@ def reindex(
         total, done = sum(counts.values()), 0
         for owner, count in counts.items():
             of_owner = 0
+            before: list[Fact] = []
             while facts := records.unindexed(owner, embedder=target, limit=batch):
+                if facts == before:
+                    raise StoreDamaged(
+                        f"vectors of owner {owner!r} cannot be stored: run `memstore verify --repair`, then repeat"
+                    )
+                before = facts
                 vectors = embed_texts(embedder, [fact.text for fact in facts], batch=batch)
                 updates = [VectorUpdate(f.seq, f.version, rows) for f, rows in zip(facts, vectors, strict=True)]
                 stored = records.put_vectors(owner, updates, embedder=target)

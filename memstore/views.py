@@ -14,7 +14,7 @@ from typing import TypeAlias
 import numpy as np
 
 from memstore.embedding import Embedder, Vectors
-from memstore.errors import FeedGap, StoreBusy
+from memstore.errors import FeedGap, StoreBusy, StoreDamaged
 from memstore.filters import AttributeIndex, FactFilter
 from memstore.fusion import fuse
 from memstore.keywords import KeywordIndex
@@ -124,8 +124,12 @@ class OwnerView:
         self._clear()
         stored = self._read_vectors(None)
         if len(np.unique(stored.seqs)) != self._records.count(self._owner):
+            before: list[Fact] = []
             while missing := self._records.unindexed(self._owner, embedder=self._embedder.fingerprint, limit=_PAGE):
+                if missing == before:
+                    raise self._beyond_mending()
                 self._reembed(self._owner, missing)
+                before = missing
             stored = self._read_vectors(None)
         self._vectors.load(stored.seqs, stored.rows)
         self._versions = dict(zip(stored.seqs.tolist(), stored.versions.tolist(), strict=True))
@@ -180,7 +184,7 @@ class OwnerView:
     def _read_vectors(self, seqs: Sequence[int] | None) -> StoredVectors:
         """Return the vectors of `seqs`, or of all facts; those that are damaged are made anew first."""
         embedder, dimension = self._embedder.fingerprint, self._embedder.dimension
-        while True:
+        for _ in range(_ATTEMPTS):
             if seqs is None:
                 stored = self._records.vectors(self._owner, embedder=embedder, dimension=dimension)
             else:
@@ -188,7 +192,18 @@ class OwnerView:
             if not stored.damaged:
                 return stored
             facts = self._records.get_by_seqs(self._owner, stored.damaged)
-            self._reembed(self._owner, [fact for fact in facts.values() if fact.state is FactState.CURRENT])
+            current = [fact for fact in facts.values() if fact.state is FactState.CURRENT]
+            if not current:
+                # Of facts that are gone.
+                return stored._replace(damaged=[])
+            self._reembed(self._owner, current)
+        raise self._beyond_mending()
+
+    def _beyond_mending(self) -> StoreDamaged:
+        return StoreDamaged(
+            f"vectors of owner {self._owner!r} are missing or damaged and cannot be stored anew:"
+            " run `memstore verify --repair`"
+        )
 
     def _all_facts(self) -> list[Fact]:
         facts: list[Fact] = []

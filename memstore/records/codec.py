@@ -10,6 +10,7 @@ import numpy as np
 import xxhash
 
 from memstore.embedding import Vectors
+from memstore.errors import StoreDamaged
 from memstore.records.base import StoredVectors
 from memstore.types import Fact, FactId, FactState, NewFact, OwnerId
 
@@ -44,6 +45,8 @@ def seal(seq: int, body: str) -> str:
 
 def unseal(sealed: str, *, owner: OwnerId | None) -> Fact:
     """Return the fact in a stored record; raise `ValueError` where it is damaged, or not of `owner`, None being any."""
+    if not isinstance(sealed, str):
+        raise ValueError("it is no text")
     seq, digest, body = _parts(sealed)
     if hashlib.sha1(f"{seq}:{body}".encode()).hexdigest() != digest:
         raise ValueError("checksum does not match")
@@ -51,6 +54,14 @@ def unseal(sealed: str, *, owner: OwnerId | None) -> Fact:
     if owner is not None and fact.owner != owner:
         raise ValueError("the record belongs to another owner")
     return fact
+
+
+def check_order(where: object, facts: Iterable[Fact], *, after_seq: int) -> None:
+    """Raise `StoreDamaged` unless seqs grow from `after_seq` on: paging on would come by the same facts again."""
+    for fact in facts:
+        if fact.seq <= after_seq:
+            raise StoreDamaged(f"{where}: fact {fact.id!r} is out of order: run `memstore verify --repair`")
+        after_seq = fact.seq
 
 
 def fact_from_fields(fields: Mapping[str, Any]) -> Fact:

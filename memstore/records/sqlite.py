@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from memstore.errors import FeedGap
+from memstore.errors import FeedGap, StoreDamaged
 from memstore.records.base import (
     Applied,
     Batch,
@@ -19,7 +19,7 @@ from memstore.records.base import (
     StoredVectors,
     VectorUpdate,
 )
-from memstore.records.codec import content_digest, pack_vectors, stored_vectors
+from memstore.records.codec import check_order, content_digest, pack_vectors, stored_vectors
 from memstore.records.sqlite_connection import SQLiteConnections
 from memstore.records.sqlite_upkeep import check, compact, doctor
 from memstore.records.sqlite_writes import FactWriter, append_change, trim_feed, unsealed
@@ -167,7 +167,9 @@ class SQLiteRecords:
         if not superseded:
             condition += " AND is_current = 1"
         # SQLite's integers end at 2**63.
-        return self._facts(owner, f"{condition} ORDER BY seq LIMIT ?", *arguments, min(limit, 2**62))
+        facts = self._facts(owner, f"{condition} ORDER BY seq LIMIT ?", *arguments, min(limit, 2**62))
+        check_order(self.path, facts, after_seq=after_seq)
+        return facts
 
     def history(self, owner: OwnerId, fact_id: FactId) -> list[Fact]:
         """Return the former versions of one fact, oldest first."""
@@ -212,7 +214,10 @@ class SQLiteRecords:
         floor = int(rows[0][7] if rows else self._db.read("SELECT value FROM meta WHERE key = 'feed_floor'")[0][0])
         if since < floor:
             raise FeedGap(since=since, floor=floor)
-        return [Change(row[0], ChangeKind(row[1]), *row[2:7]) for row in rows]
+        try:
+            return [Change(row[0], ChangeKind(row[1]), *row[2:7]) for row in rows]
+        except ValueError as error:
+            raise StoreDamaged(f"{self.path}: the feed is damaged ({error}): run `memstore verify --repair`") from error
 
     def last_position(self) -> int:
         """Return the position of the last change of all."""

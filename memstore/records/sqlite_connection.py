@@ -2,7 +2,7 @@
 
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,15 @@ class SQLiteConnections:
 
     def read(self, query: str, *arguments: object) -> list[Any]:
         """Return all rows of a query, on a connection that waits for no writer."""
+        return self._read(query, arguments, str)
+
+    def read_damaged(self, query: str, *arguments: object) -> list[Any]:
+        """Return all rows of a query, with U+FFFD for each part of a text that is none."""
+        return self._read(query, arguments, lambda text: text.decode(errors="replace"))
+
+    def _read(
+        self, query: str, arguments: Sequence[object], text_factory: Callable[[bytes], str] | type[str]
+    ) -> list[Any]:
         with translated(self.path):
             self._check_open()
             try:
@@ -66,6 +75,7 @@ class SQLiteConnections:
             except IndexError:
                 connection = self._connect()
             try:
+                connection.text_factory = text_factory
                 return connection.execute(query, arguments).fetchall()
             finally:
                 if self._closed:

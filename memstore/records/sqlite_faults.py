@@ -44,6 +44,9 @@ def translated(path: Path) -> Iterator[None]:
         if "decode to UTF-8" in str(error):
             raise StoreDamaged(f"{path} is damaged: a text in it is no text ({error})") from error
         raise StoreError(f"{path} refused an operation ({name or type(error).__name__}: {error})") from error
+    except UnicodeDecodeError as error:
+        # SQLite's own message quotes a schema that is no text.
+        raise StoreDamaged(f"{path} is damaged: a text in it is no text ({error})") from error
     except OSError as error:
         kind, advice = _BY_ERRNO.get(error.errno or 0, (StoreError, "{path} cannot be used as a store"))
         raise kind(f"{advice.format(path=path)} ({error})") from error

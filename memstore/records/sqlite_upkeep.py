@@ -13,6 +13,7 @@ from memstore.types import ChangeKind, Fact, FactId, FactState, OwnerId
 
 _BATCH = 1000
 _LOW_SPACE_BYTES = 2**30
+_KINDS = frozenset(kind.value for kind in ChangeKind)
 _COLUMNS = "seq, id, owner, stream, version, is_current, expires_at, digest"
 
 
@@ -32,7 +33,7 @@ def check(
         problems += [_history_problem(connections, row, repair=repair) for row in rows if not _is_intact(row[4])]
     if embedder is not None and dimension is not None:
         problems += _vector_problems(connections, embedder, dimension, repair=repair)
-    return problems
+    return problems + _feed_problems(connections, repair=repair)
 
 
 def compact(connections: SQLiteConnections, *, keys_before: float) -> tuple[int, int]:
@@ -72,7 +73,7 @@ def doctor(connections: SQLiteConnections) -> list[Finding]:
 
 def _batches(connections: SQLiteConnections, query: str) -> Iterator[list[Any]]:
     last = 0
-    while rows := connections.read(query, last, _BATCH):
+    while rows := connections.read_damaged(query, last, _BATCH):
         yield rows
         last = rows[-1][0]
 
@@ -130,7 +131,8 @@ def _mended(connections: SQLiteConnections, problem: Problem, row: Any, now: flo
                 append_change(db, ChangeKind.UPDATED, fact.owner, fact, now)
             else:
                 db.execute(
-                    "INSERT OR REPLACE INTO damaged (id, owner, record) VALUES (?, ?, ?)", [fact_id, owner, record]
+                    "INSERT OR REPLACE INTO damaged (id, owner, record) SELECT ?, ?, record FROM facts WHERE seq = ?",
+                    [fact_id, owner, seq],
                 )
                 db.execute("DELETE FROM facts WHERE seq = ?", [seq])
                 db.execute("DELETE FROM vectors WHERE seq = ?", [seq])
@@ -160,6 +162,30 @@ def _history_problem(connections: SQLiteConnections, row: Any, *, repair: bool) 
         with connections.transaction() as db:
             db.execute("DELETE FROM history WHERE rowid = ?", [rowid])
     return Problem("damaged-history", OwnerId(owner), FactId(fact_id), f"former version {version} is damaged", repair)
+
+
+def _feed_problems(connections: SQLiteConnections, *, repair: bool) -> list[Problem]:
+    damaged = []
+    for rows in _batches(
+        connections,
+        "SELECT position, kind, CAST(owner AS BLOB), CAST(id AS BLOB) FROM changes"
+        " WHERE position > ? ORDER BY position LIMIT ?",
+    ):
+        damaged += [row[0] for row in rows if row[1] not in _KINDS or not (_is_text(row[2]) and _is_text(row[3]))]
+    if damaged and repair:
+        # As if it had been trimmed: who follows the feed reads the facts anew.
+        with connections.transaction() as db:
+            db.execute("DELETE FROM changes WHERE position <= ?", [damaged[-1]])
+            db.execute("UPDATE meta SET value = ? WHERE key = 'feed_floor'", [str(damaged[-1])])
+    return [Problem("damaged-change", None, None, f"change {position} is damaged", repair) for position in damaged]
+
+
+def _is_text(data: bytes | None) -> bool:
+    try:
+        (data or b"").decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _vector_problems(connections: SQLiteConnections, embedder: str, dimension: int, *, repair: bool) -> list[Problem]:

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from memstore.records.base import Problem
 from memstore.records.codec import unseal
+from memstore.records.redis.check_feed import check_feed, check_head
 from memstore.records.redis.check_vectors import check_vectors
 from memstore.records.redis.connection import RedisConnections
 from memstore.records.redis.keys import (
@@ -74,10 +75,12 @@ class Checker:
             problems += self._strays(owner)
             problems += self._history(owner)
             problems += self._listing(owner)
+            problems += check_head(self._redis, self._keys, owner, repair=self._repair)
             if embedder is not None and dimension is not None:
                 problems += check_vectors(
                     self._redis, self._keys, owner, embedder=embedder, dimension=dimension, repair=self._repair
                 )
+        problems += check_feed(self._redis, self._keys, owners, repair=self._repair)
         return problems + self._counters(owners)
 
     # ---- keys ----
@@ -123,7 +126,7 @@ class Checker:
                 ("hget", f"{own}head", "position"),
             )
             seq = max([seq, *(int(found[0][1]) for found in last if found)])
-            position = max(position, int(said or 0))
+            position = max(position, int(said) if said is not None and said.isdigit() else 0)
         problems = []
         # The largest in use first, the counter after it: it only grows.
         for name, least in (("seq", seq), ("position", position)):

@@ -17,9 +17,13 @@ def check_vectors(
     for digest in sorted(embedders | {made_by}):
         key = f"{keys.of(owner)}vectors:{digest}"
         for batch in fields(connections, key):
-            for seq, problem in _stored(
-                connections, keys, owner, key, [seq for seq, _ in batch], dimension if digest == made_by else None
-            ):
+            seqs = [seq for seq, _ in batch if seq.isdigit()]
+            found = _stored(connections, keys, owner, key, seqs, dimension if digest == made_by else None)
+            detail = "a vector is stored under what is no seq"
+            found += [
+                (seq, Problem("orphan-vector", owner, None, detail, False)) for seq, _ in batch if not seq.isdigit()
+            ]
+            for seq, problem in found:
                 if repair:
                     connections.do("hdel", key, seq)
                 problems.append(problem._replace(repaired=repair))
@@ -31,6 +35,8 @@ def check_vectors(
 def _stored(
     connections: RedisConnections, keys: Keys, owner: OwnerId, key: str, seqs: list[bytes], dimension: int | None
 ) -> list[tuple[bytes, Problem]]:
+    if not seqs:
+        return []
     own = keys.of(owner)
     values, *found = connections.at_one_moment(
         ("hmget", key, seqs), *(("zrangebyscore", f"{own}current", seq, seq) for seq in seqs)

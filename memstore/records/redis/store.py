@@ -4,9 +4,10 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-from memstore.errors import FeedGap, InvalidFact, StoreBusy, StoreUnreachable
+from memstore.errors import FeedGap, InvalidFact, StoreBusy, StoreDamaged, StoreUnreachable
 from memstore.records.base import (
     Applied,
     Batch,
@@ -20,13 +21,13 @@ from memstore.records.base import (
     StoredVectors,
     VectorUpdate,
 )
-from memstore.records.codec import content_digest
+from memstore.records.codec import check_order, content_digest
+from memstore.records.redis.changes import read_change
 from memstore.records.redis.check import Checker
 from memstore.records.redis.connection import RedisConnections
 from memstore.records.redis.doctor import doctor, eviction_risk
 from memstore.records.redis.keys import (
     Keys,
-    decode_owner,
     encode_owner,
     pack_rows,
     parse_entry,
@@ -39,7 +40,7 @@ from memstore.records.redis.server_files import compact, rewrite_files
 from memstore.records.redis.vectors import read_vectors
 from memstore.records.redis.walk import chunks
 from memstore.records.redis.writes import Present, outcome, present, request, restoration, unsealed
-from memstore.types import Change, ChangeKind, Fact, FactId, NewFact, OwnerId
+from memstore.types import Change, Fact, FactId, NewFact, OwnerId
 
 logger = logging.getLogger(__name__)
 
@@ -135,12 +136,13 @@ class RedisRecords:
             ("zrange", f"{own}expiry", 0, 0, False, True),
             ("hget", self._keys.meta, "embedder"),
         )
-        return OwnerHead(
-            int(epoch or 0),
-            int(position or 0),
-            soonest[0][1] if soonest else None,
-            None if embedder is None else embedder.decode(),
-        )
+        with self._reading():
+            return OwnerHead(
+                int(epoch or 0),
+                int(position or 0),
+                soonest[0][1] if soonest else None,
+                None if embedder is None else embedder.decode(),
+            )
 
     def get_many(self, owner: OwnerId, fact_ids: Sequence[FactId]) -> list[Fact]:
         """Return the facts that exist, in the order of `fact_ids`."""
@@ -184,6 +186,7 @@ class RedisRecords:
             asked = min(limit - len(facts), _BATCH)
             arguments: list[bytes | str | int] = [digest, max(after_seq, 0), asked, int(superseded)]
             batch = self._facts(owner, self._scripts.run("page", owner, arguments))
+            check_order(self.location, batch, after_seq=after_seq)
             facts += batch
             if len(batch) < asked:
                 break
@@ -207,7 +210,8 @@ class RedisRecords:
     def owners(self) -> list[OwnerId]:
         """Return every owner that has a fact, sorted."""
         names = self._redis.do("zrange", self._keys.owners, 0, -1)
-        return sorted(OwnerId(name.decode()) for name in names)
+        with self._reading():
+            return sorted(OwnerId(name.decode()) for name in names)
 
     def stats(self, owner: OwnerId) -> OwnerStats:
         """Return what the store holds of `owner`."""
@@ -215,9 +219,10 @@ class RedisRecords:
         lines, history, epoch = self._redis.together(
             ("hvals", f"{own}index"), ("hlen", f"{own}history"), ("hget", f"{own}head", "epoch")
         )
-        entries = [parse_entry(line) for line in lines]
-        current = [entry.text_bytes for entry in entries if entry.state == "c"]
-        return OwnerStats(len(current), len(entries) - len(current), history, sum(current), int(epoch or 0))
+        with self._reading():
+            entries = [parse_entry(line) for line in lines]
+            current = [entry.text_bytes for entry in entries if entry.state == "c"]
+            return OwnerStats(len(current), len(entries) - len(current), history, sum(current), int(epoch or 0))
 
     def changes(self, since: int, *, owner: OwnerId | None = None, limit: int = 1000) -> list[Change]:
         """Return up to `limit` changes with position > `since`, in order."""
@@ -225,13 +230,15 @@ class RedisRecords:
         entries, floor = self._redis.together(
             ("xrange", key, f"{since + 1}-0", "+", max(limit, 1)), ("hget", self._keys.meta, "feed_floor")
         )
-        if since < int(floor or 0):
-            raise FeedGap(since=since, floor=int(floor))
-        return [_change(position, fields, owner) for position, fields in entries[:limit]]
+        with self._reading():
+            if since < int(floor or 0):
+                raise FeedGap(since=since, floor=int(floor))
+            return [read_change(position, fields, owner) for position, fields in entries[:limit]]
 
     def last_position(self) -> int:
         """Return the position of the last change of all."""
-        return int(self._redis.do("get", self._keys.position) or 0)
+        with self._reading():
+            return int(self._redis.do("get", self._keys.position) or 0)
 
     # ---- vectors ----
 
@@ -246,7 +253,9 @@ class RedisRecords:
     def vectors(self, owner: OwnerId, *, embedder: str, dimension: int) -> StoredVectors:
         """Return all vectors of `owner` that `embedder` made."""
         seqs = self._redis.do("hkeys", self._keys.vectors(owner, embedder))
-        return self.vectors_of(owner, [int(seq) for seq in seqs], embedder=embedder, dimension=dimension)
+        return self.vectors_of(
+            owner, [int(seq) for seq in seqs if seq.isdigit()], embedder=embedder, dimension=dimension
+        )
 
     def vectors_of(self, owner: OwnerId, seqs: Sequence[int], *, embedder: str, dimension: int) -> StoredVectors:
         """Return the vectors of these facts that `embedder` made."""
@@ -261,7 +270,8 @@ class RedisRecords:
             facts += self._facts(owner, reply[1:])
             if reply[0] is None:
                 break
-            after = int(reply[0])
+            with self._reading():
+                after = int(reply[0])
         return facts
 
     def put_vectors(self, owner: OwnerId, updates: Sequence[VectorUpdate], *, embedder: str) -> int:
@@ -326,21 +336,18 @@ class RedisRecords:
                 if record is not None:
                     yield fact_id, record
 
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            yield
+        except (ValueError, KeyError) as error:
+            raise StoreDamaged(
+                f"{self.location} holds something that was not written like this ({error}):"
+                " run `memstore verify --repair`"
+            ) from error
+
     def _facts(self, owner: OwnerId, reply: Sequence[bytes]) -> list[Fact]:
         return [unsealed(self.location, owner, fact_id.decode(), record) for fact_id, record in _pairs(reply)]
-
-
-def _change(position: bytes, fields: dict[bytes, bytes], owner: OwnerId | None) -> Change:
-    fact_id = fields[b"id"].decode()
-    return Change(
-        int(position.partition(b"-")[0]),
-        ChangeKind(fields[b"kind"].decode()),
-        decode_owner(fields[b"owner"]) if owner is None else owner,
-        FactId(fact_id) if fact_id else None,
-        int(fields[b"seq"]) if fact_id else None,
-        int(fields[b"version"]) if fact_id else None,
-        float(fields[b"at"]),
-    )
 
 
 def _pairs(reply: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
