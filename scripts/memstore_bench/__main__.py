@@ -1,8 +1,7 @@
 """Time the memory store on SQLite and on Redis beside mem0ai on FAISS, in one run, on the same facts and vectors.
 
-What a search costs is checked to be the right answer first. Every arm runs a tenth of its repeats in turn. mem0ai runs
-in a process of its own and is timed there; it is installed, without its dependencies, beside the project and not into
-it.
+Hits are compared with exact ones before anything is timed, and the arms are timed in turns. mem0ai runs in a process of
+its own and is timed there; it is installed, without its dependencies, beside the project and not into it.
 """
 
 import argparse

@@ -15,7 +15,7 @@ Timed = Callable[[int, int], list[float]]
 Samples = dict[str, list[float]]
 """Milliseconds of each arm."""
 
-_ROUNDS = 10
+_ROUNDS = 20
 _RIVAL = "mem0"
 
 
@@ -52,7 +52,7 @@ def timed(call: Callable[_P, _T], *arguments: _P.args, **named: _P.kwargs) -> tu
 
 
 def interleaved(arms: Mapping[str, Timed], repeats: Mapping[str, int], *, warm_up: int, first: int = 0) -> Samples:
-    """Return the milliseconds of each arm: warm-up, then ten rounds in which every arm runs a tenth of its repeats.
+    """Return the milliseconds of each arm: after a warm-up, in rounds in which every arm runs a part of its repeats.
 
     Each round begins with another arm, so that none always follows the same one.
     """

@@ -67,8 +67,8 @@ class Child:
         self._rows = np.load(directory / "rows.npy", mmap_mode="r")
         self._queries = np.load(directory / "question_rows.npy").tolist()
         self._known = {text: i for i, text in enumerate(self._texts)}
-        questions = dict(zip(corpus["questions"], self._queries, strict=True))
-        self._embedding = KnownTextEmbedding(self._known, self._rows, questions)
+        self._known_questions = dict(zip(corpus["questions"], self._queries, strict=True))
+        self._embedding = KnownTextEmbedding(self._known, self._rows, self._known_questions)
         self._memories: dict[str, Memory] = {}
         self._ids: dict[str, dict[int, str]] = {}
 
@@ -96,11 +96,14 @@ class Child:
         """Load the model."""
         self._embedding.model.embed("a text to warm up with", "add")
 
-    def fill(self, store: str, num_facts: int) -> None:
+    def fill(self, store: str, num_facts: int, facts_per_owner: int | None = None) -> None:
         """Store facts through mem0's own bulk calls, as `Memory.add` would store each: one by one takes hours."""
         memory = self._memories[store]
         ids = [str(uuid.uuid4()) for _ in range(num_facts)]
         payloads = [self._payload(i) for i in range(num_facts)]
+        if facts_per_owner is not None:
+            for i, payload in enumerate(payloads):
+                payload["user_id"] = f"owner-{i // facts_per_owner}"
         memory.vector_store.insert(vectors=self._rows[:num_facts], payloads=payloads, ids=ids)
         memory.db.batch_add_history(
             [
@@ -174,6 +177,17 @@ class Child:
             del opened
             gc.collect()
         return milliseconds
+
+    def search_owners(self, store: str, owners: list[int], k: int) -> Request:
+        """`Memory.search` in the facts of one owner each, with vectors that are looked up."""
+        memory, questions = self._memories[store], list(self._known_questions)
+        milliseconds, found = [], []
+        for owner in owners:
+            query, wanted = questions[owner % len(questions)], {"user_id": f"owner-{owner}"}
+            ms, hits = timed(memory.search, query, top_k=k, filters=wanted)
+            milliseconds.append(ms)
+            found.append(len(hits["results"]))
+        return {"ms": milliseconds, "found": found}
 
     def fill_owners(self, num_owners: int, num_facts: int) -> None:
         """Store the facts of each owner in a collection of its own, so that opening one reads only its facts."""

@@ -67,6 +67,26 @@ class Mem0:
         """Store the facts [0, num_facts), by mem0's bulk calls."""
         self._ask("fill", num_facts=num_facts)
 
+    def fill_owners(self, num_owners: int, num_facts: int) -> None:
+        """Store `num_facts` facts for each of `num_owners`: in one collection, and in one each."""
+        self._ask("fill", num_facts=num_owners * num_facts, facts_per_owner=num_facts)
+        self._process.ask("fill_owners", num_owners=num_owners, num_facts=num_facts)
+
+    def search_owners(self, first: int, count: int) -> list[float]:
+        """`Memory.search` in the facts of one owner each, of those in one collection."""
+        milliseconds: list[float] = self._ask("search_owners", owners=list(range(first, first + count)), k=K)["ms"]
+        return milliseconds
+
+    def found_of_owners(self, count: int) -> list[int]:
+        """Return how many hits `search_owners` has, of K, for the first owners."""
+        found: list[int] = self._ask("search_owners", owners=list(range(count)), k=K)["found"]
+        return found
+
+    def open_owners(self, first: int, count: int) -> list[float]:
+        """Open one owner's own collection each and search it, below `Memory`."""
+        milliseconds: list[float] = self._process.ask("open_owners", owners=list(range(first, first + count)), k=K)
+        return milliseconds
+
     def search(self, first: int, count: int) -> list[float]:
         """`Memory.search` for questions that have to be embedded."""
         return self._milliseconds([fresh_question(first + i) for i in range(count)], {})

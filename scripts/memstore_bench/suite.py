@@ -15,6 +15,7 @@ from memstore_bench.ours import K, Ours
 _FRESH_APART = 10_000
 _OWNERS_COUNTED = (10, 100, 1000)
 _FACTS_PER_OWNER = 100
+_OWNERS_STORE = "mem0-owners"
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,34 +208,51 @@ class Suite:
     def _of_owners(self, mem0: Mem0Process | None) -> None:
         num_owners, size = self._repeats.owners, self._repeats.owners * _FACTS_PER_OWNER
         ours = {backend: self._store(f"{backend}-owners", backend) for backend in self._backends}
+        rival = None if mem0 is None else Mem0(mem0, _OWNERS_STORE, self._corpus)
         try:
-            for arm in ours.values():
+            for arm in _all(ours, rival).values():
                 arm.fill_owners(num_owners, _FACTS_PER_OWNER)
-            if mem0 is not None:
-                mem0.ask("fill_owners", num_owners=num_owners, num_facts=_FACTS_PER_OWNER)
             self._say(f"{num_owners} owners of {_FACTS_PER_OWNER} facts stored")
             arms: dict[str, Timed] = {name: arm.open_owners for name, arm in ours.items()}
-            if mem0 is not None:
-                arms["mem0"] = lambda first, count: mem0.ask(
-                    "open_owners", owners=list(range(first, first + count)), k=K
-                )
-            repeats = dict.fromkeys(arms, num_owners - 3)
-            notes = {"mem0": "one collection an owner"}
+            notes = {}
+            if rival is not None:
+                arms |= {"mem0": rival.search_owners, "mem0-faiss": rival.open_owners}
+                counts = rival.found_of_owners(20)
+                notes["mem0"] = f"one collection, open already; finds {sum(counts) / len(counts):.1f} of {K}"
+                notes["mem0-faiss"] = "below Memory: a collection for each owner, not compared"
+            repeats = dict.fromkeys(arms, num_owners - 3) | {"mem0": min(num_owners - 3, self._repeats.usual)}
             self._time("open_owner", size, arms, repeats=repeats, notes=notes, warm_up=3)
-            for name, arm in ours.items():
-                self._memory(name, arm, size)
+            if self._wants("memory"):
+                self._memory(size, ours)
         finally:
-            for arm in ours.values():
+            for arm in _all(ours, rival).values():
                 arm.close()
 
-    def _memory(self, name: str, arm: Ours, size: int) -> None:
-        if not self._wants("memory"):
-            return
+    def _memory(self, size: int, ours: Mapping[str, Ours]) -> None:
+        """What a fresh process grows by; mem0's, by a store of as many facts, which it reads as a whole."""
+        theirs = None
+        if self._packages is not None:
+            theirs = self._memory_of_mem0()
+            note = "the same facts, in one collection"
+            self.rows.append(Row("memory", size, "mem0", "MiB", theirs, None, 1, note=note))
         counts = [count for count in _OWNERS_COUNTED if count <= self._repeats.owners]
-        for taken in arm.memory_by_owners(counts):
-            note = f"after {taken['owners']} owners; index_bytes {taken['index_bytes'] / 2**20:.1f} MiB"
-            growth = taken["rss_growth"] / 2**20
-            self.rows.append(Row("memory", size, name, "MiB", growth, None, 1, note=note, details={**taken}))
+        for name, arm in ours.items():
+            for taken in arm.memory_by_owners(counts):
+                note = f"after {taken['owners']} owners; index_bytes {taken['index_bytes'] / 2**20:.1f} MiB"
+                growth = taken["rss_growth"] / 2**20
+                ratio = theirs / growth if theirs is not None and taken["owners"] == self._repeats.owners else None
+                row = Row("memory", size, name, "MiB", growth, None, 1, ratio=ratio, note=note, details={**taken})
+                self.rows.append(row)
+
+    def _memory_of_mem0(self) -> float:
+        assert self._packages is not None
+        process = Mem0Process(self._packages, self._directory)
+        try:
+            before = process.ask("rss")
+            process.ask("open", store=_OWNERS_STORE)
+            return float(process.ask("rss") - before) / 2**20
+        finally:
+            process.close()
 
     def _store(self, name: str, backend: str) -> Ours:
         directory = self._directory / name
