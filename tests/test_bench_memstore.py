@@ -1,4 +1,4 @@
-from scripts.memstore_bench.measure import Row, bars_of, interleaved, p95, rows_of
+from scripts.memstore_bench.measure import Measured, Row, bars_of, interleaved, p95, rows_of
 
 
 def test_every_arm_runs_its_items_once_and_in_turns():
@@ -11,8 +11,9 @@ def test_every_arm_runs_its_items_once_and_in_turns():
 
         return run
 
-    samples = interleaved({"a": arm("a"), "b": arm("b")}, {"a": 25, "b": 4}, warm_up=2, first=100)
+    samples, first_calls = interleaved({"a": arm("a"), "b": arm("b")}, {"a": 25, "b": 4}, warm_up=2, first=100)
     assert samples == {"a": [float(i) for i in range(102, 127)], "b": [102.0, 103.0, 104.0, 105.0]}
+    assert first_calls == {"a": 100.0, "b": 100.0}
     assert ran[:2] == [("a", 100, 2), ("b", 100, 2)]
     # Neither arm runs as a whole before the other.
     assert [name for name, _, _ in ran[2:]].index("b") < 6
@@ -26,7 +27,9 @@ def test_p95_is_the_sample_that_five_percent_exceed():
 
 
 def test_ratio_says_how_many_times_longer_mem0_takes():
-    rows = rows_of("add", 10, {"sqlite": [1.0, 2.0, 3.0], "mem0": [4.0, 8.0, 9.0], "mem0-faiss": [1.0]})
+    samples = {"sqlite": [1.0, 2.0, 3.0], "mem0": [4.0, 8.0, 9.0], "mem0-faiss": [1.0]}
+    rows = rows_of("add", 10, Measured(samples, {"sqlite": 30.0, "mem0": 9.0, "mem0-faiss": 1.0}))
+    assert [row.note for row in rows] == ["the very first took 30 ms", "", ""]
     assert [(row.arm, row.median, row.ratio) for row in rows] == [
         ("sqlite", 2.0, 4.0),
         ("mem0", 8.0, None),

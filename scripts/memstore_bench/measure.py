@@ -4,7 +4,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import ParamSpec, TypeVar
+from typing import NamedTuple, ParamSpec, TypeVar
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -16,7 +16,17 @@ Samples = dict[str, list[float]]
 """Milliseconds of each arm."""
 
 _ROUNDS = 20
+# A first call that takes so many times the median, because something is read or built then, is told of.
+_NOTABLE = 10
 _RIVAL = "mem0"
+
+
+class Measured(NamedTuple):
+    """What the arms took."""
+
+    samples: Samples
+    first_calls: dict[str, float]
+    """Milliseconds of the very first call of each, which is no sample."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +61,13 @@ def timed(call: Callable[_P, _T], *arguments: _P.args, **named: _P.kwargs) -> tu
     return (time.perf_counter() - start) * 1e3, result
 
 
-def interleaved(arms: Mapping[str, Timed], repeats: Mapping[str, int], *, warm_up: int, first: int = 0) -> Samples:
-    """Return the milliseconds of each arm: after a warm-up, in rounds in which every arm runs a part of its repeats.
+def interleaved(arms: Mapping[str, Timed], repeats: Mapping[str, int], *, warm_up: int, first: int = 0) -> Measured:
+    """Run a warm-up, then rounds in which every arm runs a part of its repeats.
 
     Each round begins with another arm, so that none always follows the same one.
     """
     done = dict.fromkeys(arms, first + warm_up)
-    for run in arms.values():
-        if warm_up:
-            run(first, warm_up)
+    first_calls = {arm: run(first, warm_up)[0] for arm, run in arms.items()}
     samples: Samples = {arm: [] for arm in arms}
     names = list(arms)
     for turn in range(_ROUNDS):
@@ -68,14 +76,17 @@ def interleaved(arms: Mapping[str, Timed], repeats: Mapping[str, int], *, warm_u
             if count:
                 samples[arm] += arms[arm](done[arm], count)
                 done[arm] += count
-    return samples
+    return Measured(samples, first_calls)
 
 
-def rows_of(name: str, size: int, samples: Samples, *, notes: Mapping[str, str] | None = None) -> list[Row]:
+def rows_of(name: str, size: int, measured: Measured, *, notes: Mapping[str, str] | None = None) -> list[Row]:
     """Return a row per arm; where mem0 is among them the others are compared with it."""
-    rival = samples.get(_RIVAL)
+    rival = measured.samples.get(_RIVAL)
     rows = []
-    for arm, times in samples.items():
+    for arm, times in measured.samples.items():
+        first_call = measured.first_calls[arm]
+        is_slower = first_call > _NOTABLE * statistics.median(times)
+        remarks = [(notes or {}).get(arm, ""), f"the very first took {first_call:.0f} ms" if is_slower else ""]
         is_compared = rival is not None and not arm.startswith(_RIVAL)
         rows.append(
             Row(
@@ -88,7 +99,8 @@ def rows_of(name: str, size: int, samples: Samples, *, notes: Mapping[str, str] 
                 len(times),
                 ratio=statistics.median(rival) / statistics.median(times) if rival and is_compared else None,
                 ratio_p95=p95(rival) / p95(times) if rival and is_compared else None,
-                note=(notes or {}).get(arm, ""),
+                note="; ".join(filter(None, remarks)),
+                details={"first_call_ms": round(first_call, 3)},
             )
         )
     return rows

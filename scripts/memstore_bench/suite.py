@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from memstore.embedding import Embedder
-from memstore_bench.corpus import Corpus
+from memstore_bench.corpus import Corpus, metadata_of
 from memstore_bench.environment import RedisServer
 from memstore_bench.measure import Row, Timed, interleaved, rows_of
 from memstore_bench.mem0_process import Mem0, Mem0Process
@@ -156,10 +156,19 @@ class Suite:
                 arms["mem0"] = _with(rival.search_vector, filters=filters)
                 counts = [len(rival.nearest(i, filters=filters)) for i in range(20)]
                 notes["mem0"] = f"filters afterwards: finds {sum(counts) / len(counts):.1f} of {K}"
-            for name, arm in ours.items():
-                counts = [len(arm.nearest(i, where=where)) for i in range(20)]
-                notes[name] = f"finds {sum(counts) / len(counts):.1f} of {K}"
             self._time(f"search_filtered_{percent}_percent", size, arms, notes=notes)
+            # Afterwards, so that the first of the timed calls is the first of all.
+            self._verify_filtered(size * percent // 100, ours, where=where, filters=filters)
+
+    def _verify_filtered(
+        self, num_matching: int, ours: Mapping[str, Ours], *, where: dict[str, int], filters: dict[str, int]
+    ) -> None:
+        for name, arm in ours.items():
+            for question in range(min(20, self._repeats.probes)):
+                found = arm.nearest(question, where=where)
+                passing = [fact for fact in found if filters.items() <= metadata_of(fact).items()]
+                if len(passing) != min(K, num_matching) or passing != found:
+                    raise SystemExit(f"{name}, question {question}: {found} with {where}, of {num_matching} facts")
 
     def _reopening(self, size: int, ours: Mapping[str, Ours], rival: Mem0 | None) -> None:
         arms: dict[str, Timed] = {name: arm.reopen for name, arm in ours.items()}
@@ -277,8 +286,8 @@ class Suite:
             # Every row has texts of its own: what was embedded or added before is not asked for again.
             first = self._fresh if name in ("add", "search", "keyword", "hybrid") else 0
         self._fresh += _FRESH_APART
-        samples = interleaved(arms, repeats or self._repeats.of(arms), warm_up=warm_up, first=first)
-        self.rows += rows_of(name, size, samples, notes=notes)
+        measured = interleaved(arms, repeats or self._repeats.of(arms), warm_up=warm_up, first=first)
+        self.rows += rows_of(name, size, measured, notes=notes)
 
     def _wants(self, name: str) -> bool:
         return not self._only or any(name.startswith(wanted) for wanted in self._only)
