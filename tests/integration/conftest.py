@@ -8,14 +8,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from engines import RunningEngine, RunningServer
+from engines import RunningEngine, RunningServer, StoreServer
+from redis_server import BINARY, RedisServer
 
 from locomo.client import MemoryClient
 from locomo.server import ServerProcess
+from memstore import MemStore
 from sgl_stateful.model_files import default_model_dir
 
 POOL_TOKENS = 6000
 PAGE_SIZE = int(os.environ.get("TEST_PAGE_SIZE", "1"))  # of the engine; the server has pages of one token
+REDIS_PASSWORD = "open-sesame"
 SERVER_FLAGS = ("--dtype", "float32", "--enable-metrics", "--max-total-tokens", str(POOL_TOKENS), "--arena-mib", "512")
 
 
@@ -37,6 +40,22 @@ def server(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         client = MemoryClient(process.url)
         yield RunningServer(process.url, folder / "memory", client, process)
         client.close()
+
+
+@pytest.fixture(scope="session")
+def store_server(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreServer]:
+    """A server whose facts are on a Redis with a password."""
+    if BINARY is None:
+        pytest.skip("redis-server is not installed")
+    folder = tmp_path_factory.mktemp("store-server")
+    flags = ["--kv-dir", str(folder / "kv"), "--policy", "ladder:0+4", "--also-encode", "window:16", *SERVER_FLAGS]
+    with RedisServer("appendonly yes", 'save ""', password=REDIS_PASSWORD) as redis:
+        location = redis.url.replace("//", f"//:{REDIS_PASSWORD}@")
+        with (
+            ServerProcess(model_dir, location, flags=flags, log=folder / "server.log") as process,
+            MemStore(location) as elsewhere,
+        ):
+            yield StoreServer(process.url, redis, elsewhere, folder / "server.log", folder / "kv")
 
 
 @pytest.fixture(scope="session")

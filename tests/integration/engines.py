@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from redis_server import RedisServer
+
 from locomo.client import MemoryClient
 from locomo.server import ServerProcess
+from memstore import MemStore
 
 T = TypeVar("T")
 
@@ -21,6 +24,17 @@ class RunningServer:
     memory: Path
     client: MemoryClient
     process: ServerProcess
+
+
+@dataclass(frozen=True)
+class StoreServer:
+    """A server whose facts are on Redis, and ``elsewhere``: the same store as another process has it, without KV."""
+
+    url: str
+    redis: RedisServer
+    elsewhere: MemStore
+    log: Path
+    kv: Path
 
 
 @dataclass(frozen=True)
