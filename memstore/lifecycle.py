@@ -125,7 +125,10 @@ class Lifecycle:
         fresh = [position for position, twin in enumerate(twins) if twin is None]
         vectors = dict(zip(fresh, self._embed(facts, fresh, on_progress), strict=True))
         applied = Applied([], [])
-        if fresh:
+        if not fresh:
+            # Nothing is written, and so nothing refuses a store that has changed over to another embedder.
+            self.check_embedder(self._records.head(owner).embedder)
+        else:
             drafts = [self._draft(facts[position], rows) for position, rows in vectors.items()]
             applied = self._apply(owner, Batch(drafts=drafts, idempotency=idempotency))
         stored = iter(applied.insertions)
@@ -163,7 +166,7 @@ class Lifecycle:
             )
             vectors = self._embed([new])[0] if new.text != fact.text else None
             try:
-                self._apply(owner, Batch(replacements=[Replacement(replaced, fact.version, vectors)]))
+                self._apply(owner, Batch(replacements=[Replacement(replaced, fact, vectors)]))
             except DuplicateFact as error:
                 # A twin that has expired does not count.
                 if not self.expire(owner):
@@ -183,7 +186,7 @@ class Lifecycle:
             new = patch.of(old)
             validate_fact(new, now=now)
             history = dataclasses.replace(old, state=FactState.SUPERSEDED, version=old.version + 1, updated_at=now)
-            replacements = [Replacement(history, old.version)]
+            replacements = [Replacement(history, old)]
             twin = self._records.find_identical(owner, [new])[0]
             if twin is None or twin.id == old.id or self.has_expired(twin):
                 draft = self._draft(new, self._embed([new])[0])._replace(supersedes=old.id)
@@ -193,7 +196,7 @@ class Lifecycle:
                 successor = dataclasses.replace(
                     twin, supersedes=twin.supersedes or old.id, expires_at=expires_at, updated_at=now
                 )
-                self._apply(owner, Batch(replacements=[*replacements, Replacement(successor, twin.version)]))
+                self._apply(owner, Batch(replacements=[*replacements, Replacement(successor, twin)]))
             self._drop_blobs(owner, old.id)
             return successor
 

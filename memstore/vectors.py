@@ -91,6 +91,8 @@ class VectorIndex:
     def load(self, seqs: Int64s, rows: Vectors) -> None:
         """Fill an empty index with unit rows `[n, dimension]`; a seq in `seqs` `[n]` repeats once per chunk.
 
+        Both arrays belong to the index from then on, which writes into them.
+
         Raises
         ------
         EmbeddingError
@@ -104,7 +106,8 @@ class VectorIndex:
         if not unit.all():
             position = int(np.argmin(unit))
             raise EmbeddingError(f"row {position}, of fact {seqs[position]}, is no unit vector", position=position)
-        self._append(seqs, rows)
+        self._rows, self._seqs = np.ascontiguousarray(rows, dtype=np.float32), np.asarray(seqs, dtype=np.int64)
+        self._num_rows, self._num_facts = len(rows), len(np.unique(seqs))
 
     def remove(self, seqs: Sequence[int] | Int64s) -> None:
         """Remove the facts `seqs`, where present."""

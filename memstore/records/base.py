@@ -27,7 +27,9 @@ class Replacement(NamedTuple):
     fact: Fact
     """With the id and the seq that it has. Where its version is a new one, the stored record becomes history."""
 
-    expected_version: int
+    expected: Fact
+    """What it was when it was read. Somebody else has written meanwhile where version or expiry differ."""
+
     vectors: Vectors | None = None
     """`[num_chunks, dimension]`; None keeps the ones it has, or drops them where the fact is superseded."""
 
@@ -205,7 +207,7 @@ class RecordStore(Protocol):
         EmbedderMismatch
             The store's vectors are made with another embedder than `embedder`.
         VersionConflict
-            A fact to be replaced is gone or has another version than expected, or a draft that supersedes has a
+            A fact to be replaced is gone or no longer what was expected, or a draft that supersedes has a
             twin. Read again and repeat.
         DuplicateFact
             A replacement would have the content of another current fact.

@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Callable, Sequence
+from itertools import chain
 from pathlib import Path
 
 from memstore.errors import FeedGap, StoreDamaged
@@ -20,15 +21,20 @@ from memstore.records.base import (
     VectorUpdate,
 )
 from memstore.records.codec import check_order, content_digest, pack_vectors, stored_vectors
+from memstore.records.schema import LACKS_VECTORS, SLOTS
 from memstore.records.sqlite_connection import SQLiteConnections
 from memstore.records.sqlite_upkeep import check, compact, doctor
-from memstore.records.sqlite_writes import FactWriter, append_change, trim_feed, unsealed
+from memstore.records.sqlite_writes import FactWriter, append_change, embedder_slot, trim_feed, unsealed
 from memstore.types import Change, ChangeKind, Fact, FactId, NewFact, OwnerId
 
 FILE_NAME = "records.sqlite3"
 
 _BY_ID = "id IN (SELECT value FROM json_each(?))"
 _BY_SEQ = "seq IN (SELECT value FROM json_each(?))"
+_VECTORS = (
+    "SELECT seq, vectors.version, data FROM facts JOIN vectors"
+    f" ON vectors.id = seq * {SLOTS} + (SELECT slot FROM embedders WHERE fingerprint = ?)"
+)
 
 
 class SQLiteRecords:
@@ -98,9 +104,11 @@ class SQLiteRecords:
     def purge(self, owner: OwnerId) -> PurgeCounts:
         """Remove everything of `owner` and start the owner's next epoch."""
         with self._db.transaction() as db:
+            of_owner = f"SELECT seq * {SLOTS} + slot FROM facts, embedders WHERE owner = ?"
+            vectors = db.execute(f"DELETE FROM vectors WHERE id IN ({of_owner})", [owner]).rowcount
             counts = {
                 table: db.execute(f"DELETE FROM {table} WHERE owner = ?", [owner]).rowcount
-                for table in ("facts", "history", "vectors", "changes", "idempotency", "damaged")
+                for table in ("facts", "history", "changes", "idempotency", "damaged")
             }
             append_change(db, ChangeKind.PURGED, owner, None, self._clock())
             epoch = db.execute(
@@ -109,7 +117,7 @@ class SQLiteRecords:
         return PurgeCounts(
             facts=counts["facts"] + counts["damaged"],
             history=counts["history"],
-            vectors=counts["vectors"],
+            vectors=vectors,
             changes=counts["changes"],
             idempotency_keys=counts["idempotency"],
             epoch=epoch,
@@ -160,16 +168,18 @@ class SQLiteRecords:
         self, owner: OwnerId, *, stream: str | None, limit: int, after_seq: int, superseded: bool = False
     ) -> list[Fact]:
         """Return up to `limit` facts with seq > `after_seq`, by seq."""
-        condition = "seq > ?"
-        arguments: list[object] = [after_seq]
-        if stream is not None:
-            condition, arguments = f"{condition} AND stream = ?", [*arguments, stream]
-        if not superseded:
-            condition += " AND is_current = 1"
+        of_stream, arguments = ("", []) if stream is None else ("stream = ? AND", [stream])
+        condition = f"{of_stream} is_current = ? AND seq > ? ORDER BY seq LIMIT ?"
         # SQLite's integers end at 2**63.
-        facts = self._facts(owner, f"{condition} ORDER BY seq LIMIT ?", *arguments, min(limit, 2**62))
-        check_order(self.path, facts, after_seq=after_seq)
-        return facts
+        limit = min(limit, 2**62)
+        # One state at a time, since SQLite would sort all facts of the owner for both.
+        pages = [
+            self._facts(owner, condition, *arguments, is_current, after_seq, limit)
+            for is_current in ((1, 0) if superseded else (1,))
+        ]
+        for page in pages:
+            check_order(self.path, page, after_seq=after_seq)
+        return sorted(chain(*pages), key=lambda fact: fact.seq)[:limit]
 
     def history(self, owner: OwnerId, fact_id: FactId) -> list[Fact]:
         """Return the former versions of one fact, oldest first."""
@@ -236,18 +246,15 @@ class SQLiteRecords:
 
     def vectors(self, owner: OwnerId, *, embedder: str, dimension: int) -> StoredVectors:
         """Return all vectors of `owner` that `embedder` made."""
-        rows = self._db.read(
-            "SELECT seq, version, data FROM vectors WHERE owner = ? AND embedder = ? ORDER BY seq", owner, embedder
-        )
+        rows = self._db.read(f"{_VECTORS} WHERE owner = ? AND is_current = 1 ORDER BY seq", embedder, owner)
         return stored_vectors(rows, dimension=dimension)
 
     def vectors_of(self, owner: OwnerId, seqs: Sequence[int], *, embedder: str, dimension: int) -> StoredVectors:
         """Return the vectors of these facts that `embedder` made."""
         rows = self._db.read(
-            "SELECT seq, version, data FROM vectors WHERE owner = ? AND embedder = ?"
-            " AND seq IN (SELECT value FROM json_each(?)) ORDER BY seq",
-            owner,
+            f"{_VECTORS} WHERE +owner = ? AND is_current = 1 AND {_BY_SEQ} ORDER BY seq",
             embedder,
+            owner,
             json.dumps([int(seq) for seq in seqs]),
         )
         return stored_vectors(rows, dimension=dimension)
@@ -256,8 +263,7 @@ class SQLiteRecords:
         """Return up to `limit` current facts that have no vectors of `embedder` in their present version."""
         return self._facts(
             owner,
-            "is_current = 1 AND NOT EXISTS (SELECT 1 FROM vectors WHERE vectors.owner = facts.owner AND embedder = ?"
-            " AND vectors.seq = facts.seq AND vectors.version = facts.version) ORDER BY seq LIMIT ?",
+            f"is_current = 1 AND {LACKS_VECTORS} ORDER BY seq LIMIT ?",
             embedder,
             limit,
         )
@@ -265,12 +271,12 @@ class SQLiteRecords:
     def put_vectors(self, owner: OwnerId, updates: Sequence[VectorUpdate], *, embedder: str) -> int:
         """Store vectors of facts that still have the version they were made of; return how many."""
         with self._db.transaction() as db:
+            slot = embedder_slot(db, embedder)
             return sum(
                 db.execute(
-                    "INSERT OR REPLACE INTO vectors (owner, embedder, seq, version, data)"
-                    " SELECT owner, ?, seq, version, ? FROM facts"
-                    " WHERE owner = ? AND seq = ? AND version = ? AND is_current = 1",
-                    [embedder, pack_vectors(seq, version, vectors), owner, seq, version],
+                    f"INSERT OR REPLACE INTO vectors (id, version, data) SELECT seq * {SLOTS} + ?, version, ?"
+                    " FROM facts WHERE +owner = ? AND seq = ? AND version = ? AND is_current = 1",
+                    [slot, pack_vectors(seq, version, vectors), owner, seq, version],
                 ).rowcount
                 for seq, version, vectors in updates
             )
@@ -278,16 +284,13 @@ class SQLiteRecords:
     def adopt_embedder(self, fingerprint: str) -> bool:
         """Make `fingerprint` the store's embedder if every current fact has its vectors, else return False."""
         with self._db.transaction() as db:
-            lacking = db.execute(
-                "SELECT 1 FROM facts WHERE is_current = 1 AND NOT EXISTS (SELECT 1 FROM vectors"
-                " WHERE vectors.owner = facts.owner AND embedder = ? AND vectors.seq = facts.seq"
-                " AND vectors.version = facts.version) LIMIT 1",
-                [fingerprint],
-            ).fetchall()
-            if lacking:
+            slot = embedder_slot(db, fingerprint)
+            query = f"SELECT 1 FROM facts WHERE is_current = 1 AND {LACKS_VECTORS} LIMIT 1"
+            if db.execute(query, [fingerprint]).fetchall():
                 return False
             db.execute("INSERT OR REPLACE INTO meta (key, value) VALUES ('embedder', ?)", [fingerprint])
-            db.execute("DELETE FROM vectors WHERE embedder <> ?", [fingerprint])
+            db.execute(f"DELETE FROM vectors WHERE id % {SLOTS} <> ?", [slot])
+            db.execute("DELETE FROM embedders WHERE slot <> ?", [slot])
             return True
 
     # ---- upkeep ----

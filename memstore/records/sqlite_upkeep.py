@@ -7,8 +7,9 @@ from typing import Any
 
 from memstore.records.base import Finding, Problem
 from memstore.records.codec import content_digest, unpack_vectors, unseal
+from memstore.records.schema import LACKS_VECTORS, SLOTS
 from memstore.records.sqlite_connection import SQLiteConnections
-from memstore.records.sqlite_writes import append_change
+from memstore.records.sqlite_writes import append_change, drop_vectors
 from memstore.types import ChangeKind, Fact, FactId, FactState, OwnerId
 
 _BATCH = 1000
@@ -71,8 +72,8 @@ def doctor(connections: SQLiteConnections) -> list[Finding]:
     return findings
 
 
-def _batches(connections: SQLiteConnections, query: str) -> Iterator[list[Any]]:
-    last = 0
+def _batches(connections: SQLiteConnections, query: str, *, before_first: int = 0) -> Iterator[list[Any]]:
+    last = before_first
     while rows := connections.read_damaged(query, last, _BATCH):
         yield rows
         last = rows[-1][0]
@@ -99,7 +100,7 @@ def _fact_problem(row: Any) -> Problem | None:
     except (ValueError, TypeError, KeyError) as error:
         return Problem("damaged-record", owner, fact_id, str(error), repaired=False)
     if columns != _expected_columns(fact):
-        return Problem("wrong-column", owner, fact_id, f"the columns of seq {row[0]} are not its record's", False)
+        return Problem("wrong-index", owner, fact_id, f"the columns of seq {row[0]} are not its record's", False)
     return None
 
 
@@ -121,7 +122,7 @@ def _mended(connections: SQLiteConnections, problem: Problem, row: Any, now: flo
     seq, fact_id, owner, *_, record = row
     try:
         with connections.transaction() as db:
-            if problem.kind == "wrong-column":
+            if problem.kind == "wrong-index":
                 fact = unseal(record, owner=None)
                 names = _COLUMNS.split(", ")
                 db.execute(
@@ -135,7 +136,7 @@ def _mended(connections: SQLiteConnections, problem: Problem, row: Any, now: flo
                     [fact_id, owner, seq],
                 )
                 db.execute("DELETE FROM facts WHERE seq = ?", [seq])
-                db.execute("DELETE FROM vectors WHERE seq = ?", [seq])
+                drop_vectors(db, seq)
                 removed = _named(FactId(fact_id), OwnerId(owner), seq)
                 append_change(db, ChangeKind.DELETED, OwnerId(owner), removed, now)
     except sqlite3.IntegrityError as error:
@@ -189,35 +190,35 @@ def _is_text(data: bytes | None) -> bool:
 
 
 def _vector_problems(connections: SQLiteConnections, embedder: str, dimension: int, *, repair: bool) -> list[Problem]:
+    slots = {fingerprint: slot for slot, fingerprint in connections.read("SELECT slot, fingerprint FROM embedders")}
     bad: list[tuple[int, Problem]] = []
     for rows in _batches(
         connections,
-        "SELECT vectors.rowid, vectors.owner, vectors.seq, vectors.version, data, embedder, facts.version, facts.id,"
-        " facts.owner, is_current FROM vectors LEFT JOIN facts ON facts.seq = vectors.seq"
-        " WHERE vectors.rowid > ? ORDER BY vectors.rowid LIMIT ?",
+        "SELECT vectors.id, vectors.version, data, facts.version, facts.id, owner, is_current"
+        f" FROM vectors LEFT JOIN facts ON facts.seq = vectors.id / {SLOTS} WHERE vectors.id > ?"
+        " ORDER BY vectors.id LIMIT ?",
+        before_first=-1,
     ):
-        for rowid, owner, seq, version, data, made_by, fact_version, fact_id, fact_owner, is_current in rows:
-            named = None if fact_id is None else FactId(fact_id)
-            if fact_id is None or not is_current or fact_owner != owner:
-                kind, detail = "orphan-vector", f"seq {seq} has a vector and no current fact"
+        for vector_id, version, data, fact_version, fact_id, owner, is_current in rows:
+            seq, slot = divmod(vector_id, SLOTS)
+            if fact_id is None or not is_current or slot not in slots.values():
+                kind, detail = "orphan-vector", f"seq {seq} has a vector and no current fact or embedder"
             elif version != fact_version:
                 kind, detail = "stale-vector", f"the vector of seq {seq} is of version {version}, not {fact_version}"
-            elif made_by == embedder and unpack_vectors(seq, version, data, dimension=dimension) is None:
+            elif slot == slots.get(embedder) and unpack_vectors(seq, version, data, dimension=dimension) is None:
                 kind, detail = "damaged-vector", f"the vector of seq {seq} fails its checksum"
             else:
                 continue
-            bad.append((rowid, Problem(kind, OwnerId(owner), named, detail, repaired=repair)))
+            problem = Problem(kind, None, None, detail, repaired=repair)
+            if fact_id is not None:
+                problem = problem._replace(owner=OwnerId(owner), fact_id=FactId(fact_id))
+            bad.append((vector_id, problem))
     if repair and bad:
         with connections.transaction() as db:
-            db.executemany("DELETE FROM vectors WHERE rowid = ?", [(rowid,) for rowid, _ in bad])
-    lacking = connections.read(
-        "SELECT owner, id FROM facts WHERE is_current = 1 AND NOT EXISTS (SELECT 1 FROM vectors"
-        " WHERE vectors.owner = facts.owner AND embedder = ? AND vectors.seq = facts.seq"
-        " AND vectors.version = facts.version)",
-        embedder,
-    )
+            db.executemany("DELETE FROM vectors WHERE id = ?", [(vector_id,) for vector_id, _ in bad])
+    query = f"SELECT owner, id FROM facts WHERE is_current = 1 AND {LACKS_VECTORS}"
     missing = [
         Problem("missing-vector", OwnerId(owner), FactId(fact_id), "the fact is found by no search", repaired=False)
-        for owner, fact_id in lacking
+        for owner, fact_id in connections.read(query, embedder)
     ]
     return [problem for _, problem in bad] + missing

@@ -16,6 +16,7 @@ from memstore.errors import (
     IdempotencyConflict,
     InvalidFact,
     StoreDamaged,
+    StoreError,
     VersionConflict,
 )
 from memstore.records.base import Draft, IdempotencyKey, Insertion, Replacement, RestoredFact
@@ -28,6 +29,7 @@ from memstore.records.codec import (
     seal,
     unseal,
 )
+from memstore.records.schema import SLOTS
 from memstore.types import ChangeKind, Fact, FactId, FactState, OwnerId
 
 
@@ -104,21 +106,21 @@ class FactWriter:
         """Give a stored fact its next state."""
         fact = new.fact
         rows = self._db.execute(
-            "SELECT version, record FROM facts WHERE owner = ? AND id = ? AND seq = ?",
+            "SELECT version, record, expires_at FROM facts WHERE owner = ? AND id = ? AND seq = ?",
             [self._owner, fact.id, fact.seq],
         ).fetchall()
-        if not rows or rows[0][0] != new.expected_version:
+        if not rows or (rows[0][0], rows[0][2]) != (new.expected.version, new.expected.expires_at):
             raise VersionConflict(f"fact {fact.id!r} was changed by another writer at the same time")
         is_current, digest = fact.state is FactState.CURRENT, content_digest(fact)
         if is_current:
             twin = self._twin(digest)
             if twin is not None and twin.id != fact.id:
                 raise DuplicateFact(twin.id)
-        has_new_version = fact.version != new.expected_version
+        has_new_version = fact.version != new.expected.version
         if has_new_version:
             self._db.execute(
                 "INSERT INTO history (owner, id, version, record) VALUES (?, ?, ?, ?)",
-                [self._owner, fact.id, *rows[0]],
+                [self._owner, fact.id, *rows[0][:2]],
             )
         self._db.execute(
             "UPDATE facts SET stream = ?, version = ?, is_current = ?, expires_at = ?, digest = ?, record = ?"
@@ -134,7 +136,7 @@ class FactWriter:
             ],
         )
         if not is_current or new.vectors is not None:
-            self._db.execute("DELETE FROM vectors WHERE seq = ?", [fact.seq])
+            drop_vectors(self._db, fact.seq)
         elif has_new_version:
             self._carry_vectors(fact)
         if is_current and new.vectors is not None:
@@ -152,7 +154,7 @@ class FactWriter:
             return None
         fact = unsealed(self._path, self._owner, *rows[0])
         self._db.execute("DELETE FROM history WHERE owner = ? AND id = ?", [self._owner, fact_id])
-        self._db.execute("DELETE FROM vectors WHERE seq = ?", [fact.seq])
+        drop_vectors(self._db, fact.seq)
         append_change(self._db, ChangeKind.DELETED, self._owner, fact, self._now)
         return fact
 
@@ -195,11 +197,9 @@ class FactWriter:
 
     def _store_vectors(self, fact: Fact, vectors: Vectors) -> None:
         self._db.execute(
-            "INSERT INTO vectors (owner, embedder, seq, version, data) VALUES (?, ?, ?, ?, ?)",
+            "INSERT INTO vectors (id, version, data) VALUES (?, ?, ?)",
             [
-                self._owner,
-                self._embedder,
-                fact.seq,
+                fact.seq * SLOTS + embedder_slot(self._db, self._embedder),
                 fact.version,
                 pack_vectors(fact.seq, fact.version, np.atleast_2d(vectors)),
             ],
@@ -207,13 +207,37 @@ class FactWriter:
 
     def _carry_vectors(self, fact: Fact) -> None:
         """Keep the vectors of the version before, of every embedder: the text is the same."""
-        rows = self._db.execute("SELECT rowid, version, data FROM vectors WHERE seq = ?", [fact.seq]).fetchall()
-        for rowid, version, data in rows:
+        rows = self._db.execute(
+            "SELECT id, version, data FROM vectors WHERE id BETWEEN ? AND ?", _vector_ids(fact.seq)
+        ).fetchall()
+        for vector_id, version, data in rows:
             carried = carried_vectors(fact.seq, version, fact.version, data)
             if carried is not None:
                 self._db.execute(
-                    "UPDATE vectors SET version = ?, data = ? WHERE rowid = ?", [fact.version, carried, rowid]
+                    "UPDATE vectors SET version = ?, data = ? WHERE id = ?", [fact.version, carried, vector_id]
                 )
+
+
+def drop_vectors(db: sqlite3.Connection, seq: int) -> None:
+    """Remove the vectors of one fact, of every embedder."""
+    db.execute("DELETE FROM vectors WHERE id BETWEEN ? AND ?", _vector_ids(seq))
+
+
+def _vector_ids(seq: int) -> tuple[int, int]:
+    return seq * SLOTS, seq * SLOTS + SLOTS - 1
+
+
+def embedder_slot(db: sqlite3.Connection, fingerprint: str) -> int:
+    """Return the slot of an embedder, a free one where it has none yet."""
+    rows = db.execute("SELECT slot FROM embedders WHERE fingerprint = ?", [fingerprint]).fetchall()
+    if rows:
+        return int(rows[0][0])
+    taken = {row[0] for row in db.execute("SELECT slot FROM embedders")}
+    slot = next((slot for slot in range(SLOTS) if slot not in taken), None)
+    if slot is None:
+        raise StoreError(f"vectors of {SLOTS} embedders are there, of reindexes that never ended: finish one of them")
+    db.execute("INSERT INTO embedders (slot, fingerprint) VALUES (?, ?)", [slot, fingerprint])
+    return slot
 
 
 def append_change(db: sqlite3.Connection, kind: ChangeKind, owner: OwnerId, fact: Fact | None, now: float) -> None:

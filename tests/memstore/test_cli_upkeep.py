@@ -53,7 +53,7 @@ def test_damage_is_found_and_mended_when_asked(on_disk: tuple[CommandLine, MemSt
     cli, store, database = on_disk
     damaged, whole = store.add("ana", "Rex is a beagle"), store.add("ana", "Tom is a cat")
     change(database, "UPDATE facts SET record = replace(record, 'beagle', 'poodle') WHERE seq = ?", damaged.seq)
-    change(database, "DELETE FROM vectors WHERE seq = ?", whole.seq)
+    change(database, "DELETE FROM vectors WHERE id / 256 = ?", whole.seq)
     before = database.read_bytes()
     for arguments in ([], ["--repair", "--dry-run"]):
         run = cli("verify", *arguments, "--json")

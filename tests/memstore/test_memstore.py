@@ -21,6 +21,7 @@ from memstore import (
     NewFact,
     SentenceTransformerEmbedder,
     StoreClosed,
+    reindex,
 )
 
 
@@ -274,4 +275,36 @@ def test_deleting_drops_the_kv(store: MemStore, put_kv: Callable[..., str]) -> N
     store.delete("ana", one.id)
     assert store.blobs is not None
     assert store.blobs.stats().encodings == 1
+    assert store.blobs.load(kept) is not None
+
+
+def test_a_store_that_changed_over_to_another_embedder_refuses_the_old_one(location: str) -> None:
+    with MemStore(location, embedder=BigramEmbedder(64)) as store:
+        fact = store.add("ana", "one")
+        reindex(store.records, BigramEmbedder(64, name="others"))
+        for use in (
+            lambda: store.add("ana", "one"),
+            lambda: store.add("ana", "two"),
+            lambda: store.search("ana", "one", k=1),
+            lambda: store.update("ana", fact.id, speaker="Ana"),
+            lambda: store.delete("ana", fact.id),
+        ):
+            with pytest.raises(EmbedderMismatch):
+                use()
+        assert store.get("ana", fact.id) == fact
+
+
+@pytest.mark.parametrize("change", ["update", "supersede", "purge"])
+def test_a_change_drops_the_kv_in_the_same_call(store: MemStore, put_kv: Callable[..., str], change: str) -> None:
+    """Case M10: what was encoded of the former text is gone."""
+    one, two = store.add("ana", "one"), store.add("bo", "two")
+    gone, kept = put_kv("ana", one.id, number=1), put_kv("bo", two.id, number=2)
+    if change == "update":
+        store.update("ana", one.id, text="uno")
+    elif change == "supersede":
+        store.supersede("ana", one.id, "uno")
+    else:
+        assert store.purge("ana").encodings == 1
+    assert store.blobs is not None
+    assert store.blobs.load(gone) is None
     assert store.blobs.load(kept) is not None

@@ -96,7 +96,7 @@ def remove(records: RecordStore, owner: OwnerId, *fact_ids: str) -> list[Fact]:
 
 def replace(records: RecordStore, old: Fact, vectors: np.ndarray | None = None, **fields: object) -> Fact:
     new = dataclasses.replace(old, version=old.version + 1, **fields)
-    records.apply(old.owner, Batch(replacements=[Replacement(new, old.version, vectors)]), embedder=EMBEDDER)
+    records.apply(old.owner, Batch(replacements=[Replacement(new, old, vectors)]), embedder=EMBEDDER)
     return new
 
 
@@ -190,7 +190,7 @@ def test_sixteen_threads_add_one_record(open_records: Callable[..., RecordStore]
 
 def test_a_batch_happens_as_a_whole_or_not_at_all(records: RecordStore) -> None:
     kept, other = insert(records, ANA, "kept", "other")
-    stale = Replacement(dataclasses.replace(other, text="new", version=8), expected_version=7)
+    stale = Replacement(dataclasses.replace(other, text="new", version=8), dataclasses.replace(other, version=7))
     batch = Batch(removals=[kept.id], replacements=[stale], drafts=[draft("fresh")])
     with pytest.raises(VersionConflict):
         records.apply(ANA, batch, embedder=EMBEDDER)
@@ -213,7 +213,9 @@ def test_another_owners_id_is_unknown(records: RecordStore) -> None:
     assert records.history(BO, fact.id) == []
     stolen = dataclasses.replace(fact, owner=BO, text="yours", version=2)
     with pytest.raises(VersionConflict):
-        records.apply(BO, Batch(replacements=[Replacement(stolen, 1)]), embedder=EMBEDDER)
+        records.apply(
+            BO, Batch(replacements=[Replacement(stolen, dataclasses.replace(fact, owner=BO))]), embedder=EMBEDDER
+        )
     assert records.put_vectors(BO, [VectorUpdate(fact.seq, 1, vector(9))], embedder=EMBEDDER) == 0
     assert records.vectors_of(BO, [fact.seq], embedder=EMBEDDER, dimension=4).seqs.tolist() == []
     assert records.get_many(ANA, [fact.id]) == [fact]
@@ -281,11 +283,22 @@ def test_a_replaced_fact_leaves_its_former_version(records: RecordStore) -> None
 def test_a_change_that_is_no_new_version_leaves_no_history(records: RecordStore) -> None:
     [fact] = insert(records, ANA, "fact")
     later = dataclasses.replace(fact, expires_at=5000.0)
-    records.apply(ANA, Batch(replacements=[Replacement(later, 1)]), embedder=EMBEDDER)
+    records.apply(ANA, Batch(replacements=[Replacement(later, fact)]), embedder=EMBEDDER)
     assert records.get_many(ANA, [fact.id]) == [later]
     assert records.history(ANA, fact.id) == []
     assert records.head(ANA).next_expiry == 5000.0
     assert records.vectors(ANA, embedder=EMBEDDER, dimension=4).seqs.tolist() == [fact.seq]
+
+
+def test_a_change_of_the_expiry_alone_is_not_overwritten(records: RecordStore) -> None:
+    [fact] = records.apply(ANA, Batch(drafts=[draft("fact", expires_at=2000.0)]), embedder=EMBEDDER).insertions
+    read = fact.fact
+    for_ever = dataclasses.replace(read, expires_at=None)
+    records.apply(ANA, Batch(replacements=[Replacement(for_ever, read)]), embedder=EMBEDDER)
+    for late in (dataclasses.replace(read, expires_at=5000.0), dataclasses.replace(read, text="new", version=2)):
+        with pytest.raises(VersionConflict):
+            records.apply(ANA, Batch(replacements=[Replacement(late, read)]), embedder=EMBEDDER)
+    assert records.get_many(ANA, [read.id]) == [for_ever]
 
 
 def test_two_current_facts_never_say_the_same(records: RecordStore) -> None:
@@ -303,7 +316,7 @@ def test_superseding_is_one_step(records: RecordStore) -> None:
     [old] = insert(records, ANA, "floor 2")
     gone = dataclasses.replace(old, state=FactState.SUPERSEDED, version=2)
     successor = draft("floor 5")._replace(supersedes=old.id)
-    batch = Batch(replacements=[Replacement(gone, 1)], drafts=[successor])
+    batch = Batch(replacements=[Replacement(gone, old)], drafts=[successor])
     [insertion] = records.apply(ANA, batch, embedder=EMBEDDER).insertions
     assert insertion.fact.supersedes == old.id
     assert page(records, ANA) == [insertion.fact]

@@ -374,7 +374,7 @@ def test_a_fact_that_changes_before_it_is_removed_is_returned_as_it_was_then(
     other = opened(redis_url)
     read = records._records
     changed = replace(fact, text="new words", version=2)
-    waiting = [Replacement(changed, 1, vector("new words"))]
+    waiting = [Replacement(changed, fact, vector("new words"))]
 
     def read_then_change(*arguments: object) -> Iterator[object]:
         found = list(read(*arguments))  # type: ignore[arg-type]

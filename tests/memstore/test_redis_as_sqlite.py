@@ -118,7 +118,8 @@ def random_action(rng: random.Random, facts: list[Fact], now: float) -> Callable
 
 
 def random_replacement(rng: random.Random, fact: Fact) -> Replacement:
-    expected = fact.version if rng.random() < 0.9 else fact.version + 1
+    others = [dataclasses.replace(fact, version=fact.version + 1), dataclasses.replace(fact, expires_at=1e6)]
+    expected = fact if rng.random() < 0.9 else rng.choice(others)
     if rng.random() < 0.3:
         new = dataclasses.replace(fact, expires_at=rng.choice([None, 1030.0, 1060.0]), supersedes=None)
         return Replacement(new, expected)

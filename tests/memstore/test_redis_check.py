@@ -35,12 +35,12 @@ def facts(records: RedisRecords) -> list[Fact]:
     """Three current facts, of which the second has a former version, and a superseded one."""
     one, two, three, old = add(records, ANA, "one", "two", "three", "old", stream="s")
     records.apply(ANA, Batch(drafts=drafts("soon", expires_at=9000.0)), embedder=EMBEDDER)
-    two = replace(two, text="two and a half", version=2)
-    old = replace(old, state=FactState.SUPERSEDED, version=2)
-    batch = Batch(replacements=[Replacement(two, 1, vector("2")), Replacement(old, 1)])
+    changed = replace(two, text="two and a half", version=2)
+    gone = replace(old, state=FactState.SUPERSEDED, version=2)
+    batch = Batch(replacements=[Replacement(changed, two, vector("2")), Replacement(gone, old)])
     records.apply(ANA, batch, embedder=EMBEDDER)
     add(records, BO, "theirs")
-    return [one, two, three, old]
+    return [one, changed, three, gone]
 
 
 def check(records: RedisRecords, *, repair: bool = False) -> list[Problem]:

@@ -80,7 +80,7 @@ def test_cut_off_records_are_refused(tmp_path: Path, left: float) -> None:
 def test_a_damaged_vector_is_made_anew(tmp_path: Path) -> None:
     filled(tmp_path, 3)
     with sqlite3.connect(tmp_path / FILE_NAME) as db:
-        db.execute("UPDATE vectors SET data = x'00000000' WHERE seq = 2")
+        db.execute("UPDATE vectors SET data = x'00000000' WHERE id / 256 = 2")
     db.close()
     with MemStore(tmp_path, embedder=BigramEmbedder()) as store:
         best = store.search("ana", "fact number 1 of ana", k=3)

