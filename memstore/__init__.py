@@ -1,9 +1,6 @@
 """Facts of many owners: records, vectors and KV blobs, without a server."""
 
-from memstore.blob_verify import BlobReport
-from memstore.blobs import BlobStats, KVBlobs
 from memstore.embedding import Embedder, SentenceTransformerEmbedder
-from memstore.encoding import Encoding, KVBlob
 from memstore.errors import (
     BlobStoreError,
     BlobStoreFull,
@@ -37,9 +34,13 @@ from memstore.errors import (
     StoreUnreachable,
     VersionConflict,
 )
+from memstore.kv.blobs import BlobStats, KVBlobs
+from memstore.kv.encoding import Encoding, KVBlob
+from memstore.kv.verify import BlobReport
 from memstore.lifecycle import KEEP, Keep, PurgeReceipt
 from memstore.records.base import Finding, OwnerStats, Problem, PurgeCounts, RecordStore
 from memstore.reindex import ReindexReport, reindex
+from memstore.search.views import SearchMode
 from memstore.settings import MemStoreSettings
 from memstore.store import MemStore
 from memstore.types import (
@@ -55,7 +56,6 @@ from memstore.types import (
     SearchHit,
 )
 from memstore.verify import VerifyReport, verify
-from memstore.views import SearchMode
 
 __all__ = [
     "KEEP",

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from memstore.chunks import split_for_embedding
 from memstore.embedding import Embedder, Vectors, unit_rows
 from memstore.errors import EmbeddingError
+from memstore.search.chunks import split_for_embedding
 
 Progress: TypeAlias = Callable[[int, int], None]
 """Called with (texts embedded so far, texts to embed)."""

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Final, NamedTuple, TypeVar
 
-from memstore.blobs import KVBlobs
 from memstore.drafts import Progress, embed_texts
 from memstore.embedding import Embedder, Vectors
 from memstore.errors import (
@@ -22,6 +21,7 @@ from memstore.errors import (
     VersionConflict,
 )
 from memstore.event_time import parse_event_time
+from memstore.kv.blobs import KVBlobs
 from memstore.records.base import (
     Applied,
     Batch,

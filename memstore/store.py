@@ -8,18 +8,18 @@ from typing import Self, TypeAlias
 
 import numpy.typing as npt
 
-from memstore.blobs import KVBlobs
 from memstore.drafts import Progress
 from memstore.embedding import Embedder, SentenceTransformerEmbedder
 from memstore.errors import FactNotFound
+from memstore.kv.blobs import KVBlobs
 from memstore.lifecycle import KEEP, FactPatch, Keep, Lifecycle, PurgeReceipt
 from memstore.location import open_records
 from memstore.records.base import OwnerStats, RecordStore
-from memstore.searching import Searcher
+from memstore.search.searcher import Searcher
+from memstore.search.views import SearchMode
 from memstore.settings import MemStoreSettings
 from memstore.types import Addition, Change, Fact, FactId, NewFact, OwnerId, SearchHit
 from memstore.validation import possible_ids, validate_count, validate_owner, validate_query, validate_stream
-from memstore.views import SearchMode
 
 # `MemStore.list` would shadow the builtin in the annotations beside it.
 _Facts: TypeAlias = list[Fact]
@@ -312,7 +312,7 @@ class MemStore:
         Parameters
         ----------
         where
-            A filter (see `memstore.filters`) that applies before the best are chosen.
+            A filter (see `memstore.search.filters`) that applies before the best are chosen.
         mode
             `vector`, `keyword` or `hybrid`.
 

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from memstore.blob_verify import BlobReport
+from memstore.kv.verify import BlobReport
 from memstore.records.base import Problem
 from memstore.store import MemStore
 from memstore.types import FactId, OwnerId

@@ -2,6 +2,7 @@ import datetime
 import json
 import os
 import re
+import tomllib
 from itertools import pairwise
 from pathlib import Path
 
@@ -70,3 +71,25 @@ def test_the_demo_conversation_asks_every_category_and_names_its_evidence() -> N
         assert set(question.evidence_raw) <= ids
         if question.category is Category.MULTI_HOP:
             assert len(question.evidence) >= 2
+
+
+def test_an_installed_package_is_whole() -> None:
+    """An editable install would hide a folder that is missing from the list, or a data file."""
+    configured = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    roots = {"sgl_stateful": ROOT, "memstore": ROOT, "kv_splice": ROOT / "kernels", "locomo": ROOT / "eval"}
+    folders = {
+        ".".join(module.parent.relative_to(parent).parts): module.parent
+        for name, parent in roots.items()
+        for module in (parent / name).rglob("__init__.py")
+    }
+    assert set(configured["packages"]) == set(folders)
+    for name, folder in folders.items():
+        shipped = [path for pattern in configured["package-data"].get(name, []) for path in folder.glob(pattern)]
+        data = {
+            path
+            for path in folder.rglob("*")
+            if path.is_file()
+            and path.suffix not in (".py", ".pyc")
+            and folders.get(".".join([name, *path.parent.relative_to(folder).parts]), folder) == folder
+        }
+        assert data == set(shipped), name

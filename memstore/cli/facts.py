@@ -8,7 +8,7 @@ from memstore.cli.command import FactArgument, OwnerOption, command
 from memstore.cli.inputs import json_object
 from memstore.cli.output import Row, fact_rows, plain
 from memstore.cli.session import Session
-from memstore.views import SearchMode
+from memstore.search.views import SearchMode
 
 app = typer.Typer(no_args_is_help=True, help="Facts of one owner.", rich_markup_mode=None)
 
@@ -56,7 +56,8 @@ def search(
         SearchMode, typer.Option(metavar="MODE", help="What to rank by: vector, keyword or hybrid.")
     ] = SearchMode.VECTOR,
     where: Annotated[
-        str | None, typer.Option(metavar="JSON", help='A filter, such as {"speaker": "Ana"}; see memstore.filters.')
+        str | None,
+        typer.Option(metavar="JSON", help='A filter, such as {"speaker": "Ana"}; see docs/store.md.'),
     ] = None,
     min_score: Annotated[float | None, typer.Option(metavar="SCORE", help="Leave out hits with a lower score.")] = None,
 ) -> None:

@@ -9,12 +9,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from memstore.blobs import KVBlobs
 from memstore.cli.failures import NotFound
 from memstore.cli.output import Output
 from memstore.cli.stored_embedder import StoredEmbedder, stored_fingerprint
 from memstore.embedding import Embedder
 from memstore.errors import EmbeddingError, InvalidLocation
+from memstore.kv.blobs import KVBlobs
 from memstore.location import directory_of, open_records
 from memstore.records.base import RecordStore
 from memstore.records.sqlite import FILE_NAME

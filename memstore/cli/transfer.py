@@ -16,11 +16,11 @@ from memstore.cli.command import DryRunOption, command
 from memstore.cli.output import plain, progress_bar
 from memstore.cli.session import Session
 from memstore.errors import InvalidExport, InvalidInput
-from memstore.export import export_facts
-from memstore.export_file import FORMAT, check_file
-from memstore.foreign import OwnedFact, import_foreign, read_locomo, read_mem0
-from memstore.importing import import_facts
 from memstore.records.codec import content_digest
+from memstore.transfer.export import export_facts
+from memstore.transfer.export_file import FORMAT, check_file
+from memstore.transfer.foreign import OwnedFact, import_foreign, read_locomo, read_mem0
+from memstore.transfer.importing import import_facts
 from memstore.types import FactId, NewFact, OwnerId
 from memstore.validation import validate_owner
 

@@ -11,7 +11,7 @@ from small_kv import encoding, entries, kv, raw
 from test_two_processes import Other
 
 from memstore import BlobStoreFull, Encoding, EncodingId, FactId, KVBlobs, MemStoreSettings, OwnerId
-from memstore.blob_eviction import Holds, Recency
+from memstore.kv.eviction import Holds, Recency
 
 ANA = OwnerId("ana")
 KIND = {"fingerprint": "model-a", "policy": "anchor:4"}

@@ -9,7 +9,7 @@ import torch
 from small_kv import delete, encoding, entries, flipped, kv, overwrite, raw
 
 from memstore import CorruptBlob, FactId, KVBlobs, MemStoreSettings, OwnerId
-from memstore.blob_verify import BlobReport
+from memstore.kv.verify import BlobReport
 
 ANA, BO, SEEN = OwnerId("ana"), OwnerId("bo"), FactId("seen")
 KIND = {"fingerprint": "model-a", "policy": "anchor:4"}

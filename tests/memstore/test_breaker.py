@@ -1,6 +1,6 @@
 import threading
 
-from memstore.records.breaker import Breaker
+from memstore.records.redis.breaker import Breaker
 
 
 class Clock:

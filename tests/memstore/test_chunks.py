@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from memstore import SentenceTransformerEmbedder
-from memstore.chunks import split_for_embedding
+from memstore.search.chunks import split_for_embedding
 
 CountTokens = Callable[[str], int]
 

@@ -27,8 +27,8 @@ from memstore import (
     NewFact,
     StoreDamaged,
 )
-from memstore.export import ExportReport, ImportReport, Skipped, SkipReason, export_facts, import_facts
 from memstore.records import RecordStore, SQLiteRecords
+from memstore.transfer.export import ExportReport, ImportReport, Skipped, SkipReason, export_facts, import_facts
 
 
 class CountingEmbedder(BigramEmbedder):
@@ -195,7 +195,7 @@ def test_a_file_is_replaced_as_a_whole(local: MemStore, tmp_path: Path) -> None:
 import resource, signal
 from bigrams import BigramEmbedder
 from memstore import MemStore
-from memstore.export import export_facts
+from memstore.transfer.export import export_facts
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 with MemStore({str(tmp_path / "local")!r}, embedder=BigramEmbedder()) as store:
     resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))
@@ -261,7 +261,7 @@ IMPORT = """
 import sys
 from bigrams import BigramEmbedder
 from memstore import MemStore
-from memstore.export import import_facts
+from memstore.transfer.export import import_facts
 
 def tell(done, total):
     print(done, flush=True)

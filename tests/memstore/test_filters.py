@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memstore.errors import InvalidQuery
-from memstore.filters import AttributeIndex, parse_filter
+from memstore.search.filters import AttributeIndex, parse_filter
 from memstore.types import Fact, FactId, OwnerId
 
 DAY_S = 86_400.0

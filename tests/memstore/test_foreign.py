@@ -10,7 +10,7 @@ import pytest
 
 from locomo.dataset import load
 from memstore import InvalidExport, MemStore, NewFact
-from memstore.foreign import ForeignReport, import_foreign, read_locomo, read_mem0
+from memstore.transfer.foreign import ForeignReport, import_foreign, read_locomo, read_mem0
 
 LOCOMO_DATA = Path(os.environ.get("LOCOMO_DATA", Path(__file__).parents[3] / "shared/data/locomo10.json"))
 DEMO = Path(__file__).parents[2] / "eval/locomo/data/demo_conversation.json"

@@ -5,7 +5,7 @@ from itertools import permutations
 
 import pytest
 
-from memstore.fusion import fuse
+from memstore.search.fusion import fuse
 
 
 def test_scores_are_sums_of_reciprocal_ranks() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memstore.keywords import MAX_QUERY_TERMS, KeywordIndex
+from memstore.search.keywords import MAX_QUERY_TERMS, KeywordIndex
 
 
 @pytest.fixture

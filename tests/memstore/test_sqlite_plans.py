@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from memstore.records import Batch, Draft, SQLiteRecords
-from memstore.records.sqlite_connection import SQLiteConnections
+from memstore.records.sqlite.connection import SQLiteConnections
 from memstore.types import NewFact, OwnerId
 
 ANA = OwnerId("ana")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from memstore.embedding import Vectors, unit_rows
 from memstore.errors import EmbeddingError
-from memstore.vectors import Neighbour, VectorIndex
+from memstore.search.vectors import Neighbour, VectorIndex
 
 
 def vec(*rows: Iterable[float]) -> Vectors:

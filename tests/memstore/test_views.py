@@ -8,7 +8,7 @@ import pytest
 from bigrams import BigramEmbedder
 
 from memstore import MemStore, MemStoreSettings, NewFact
-from memstore.views import Views
+from memstore.search.views import Views
 
 
 def opened(store: MemStore) -> Views:

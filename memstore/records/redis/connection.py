@@ -14,7 +14,7 @@ from redis.retry import Retry
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
 from memstore.errors import StoreBusy, StoreClosed, StoreFull, StoreTLSError, StoreUnreachable
-from memstore.records.breaker import Breaker
+from memstore.records.redis.breaker import Breaker
 from memstore.records.redis.faults import is_worth_repeating, translated
 from memstore.records.redis.options import Address, RedisLocation, RedisOptions
 

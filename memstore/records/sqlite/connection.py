@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from memstore.errors import StoreClosed, StoreDamaged
-from memstore.records.schema import apply_schema
-from memstore.records.sqlite_faults import translated
+from memstore.records.sqlite.faults import translated
+from memstore.records.sqlite.schema import apply_schema
 
 
 class SQLiteConnections:

@@ -8,12 +8,12 @@ import numpy.typing as npt
 
 from memstore.embedding import Embedder, Vectors, unit_rows
 from memstore.errors import EmbeddingError, InvalidQuery
-from memstore.filters import FactFilter, parse_filter
 from memstore.lifecycle import Inserted, Lifecycle
 from memstore.records.base import RecordStore
+from memstore.search.filters import FactFilter, parse_filter
+from memstore.search.views import OwnerView, SearchMode, Views
 from memstore.settings import MemStoreSettings
 from memstore.types import OwnerId, SearchHit
-from memstore.views import OwnerView, SearchMode, Views
 
 _ATTEMPTS = 20
 _NEAR_DUPLICATES = 5

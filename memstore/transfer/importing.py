@@ -12,10 +12,10 @@ from typing import IO, NamedTuple, TypeAlias
 from memstore.drafts import Progress, embed_texts
 from memstore.embedding import Vectors
 from memstore.errors import EmbeddingError, FactNotFound, InvalidExport, InvalidFact, InvalidInput
-from memstore.export_file import Checked, ExportedFact, check_file, content_of, read_again
 from memstore.records.base import RestoredFact
 from memstore.records.codec import record_body
 from memstore.store import MemStore
+from memstore.transfer.export_file import Checked, ExportedFact, check_file, content_of, read_again
 from memstore.types import Fact, FactId, FactState, OwnerId
 
 _Line: TypeAlias = tuple[int, ExportedFact]

@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from memstore.vectors import Neighbour
+from memstore.search.vectors import Neighbour
 
 MAX_QUERY_TERMS = 64
 """Words of a query that count. Of a longer query these are the ones that the fewest facts hold."""

@@ -8,12 +8,12 @@ from typing import Protocol
 
 import lmdb
 
-from memstore.blob_errors import full
-from memstore.blob_eviction import Holds, Recency
-from memstore.blob_keys import blob_key
-from memstore.blob_rows import Rows
-from memstore.encoding import Encoding, pack_encoding
 from memstore.errors import BlobStoreFull
+from memstore.kv.encoding import Encoding, pack_encoding
+from memstore.kv.eviction import Holds, Recency
+from memstore.kv.faults import full
+from memstore.kv.keys import blob_key
+from memstore.kv.rows import Rows
 from memstore.types import EncodingId
 
 _DEFRAGMENTATIONS = 8

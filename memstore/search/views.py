@@ -15,12 +15,12 @@ import numpy as np
 
 from memstore.embedding import Embedder, Vectors
 from memstore.errors import FeedGap, StoreBusy, StoreDamaged
-from memstore.filters import AttributeIndex, FactFilter
-from memstore.fusion import fuse
-from memstore.keywords import KeywordIndex
 from memstore.records.base import OwnerHead, RecordStore, StoredVectors
+from memstore.search.filters import AttributeIndex, FactFilter
+from memstore.search.fusion import fuse
+from memstore.search.keywords import KeywordIndex
+from memstore.search.vectors import Neighbour, VectorIndex
 from memstore.types import Change, ChangeKind, Fact, FactState, OwnerId
-from memstore.vectors import Neighbour, VectorIndex
 
 Reembed: TypeAlias = Callable[[OwnerId, Sequence[Fact]], None]
 """Makes and stores the vectors of facts that have none."""

@@ -18,7 +18,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from memstore.blob_keys import (
+from memstore.kv.encoding import Encoding, seal, unpack_encoding, unseal
+from memstore.kv.environment import Tables
+from memstore.kv.keys import (
     FACT_BYTES,
     OWNER_BYTES,
     SLOT_BYTES,
@@ -37,8 +39,6 @@ from memstore.blob_keys import (
     saw_key,
     slot_key,
 )
-from memstore.encoding import Encoding, seal, unpack_encoding, unseal
-from memstore.lmdb_env import Tables
 from memstore.types import EncodingId, FactId, OwnerId
 
 

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import lmdb
 from lmdb.verify import VerifyError
 
-from memstore.blob_errors import translated
-from memstore.blob_lock import OpenersLock
-from memstore.blob_pages import require_sound
 from memstore.errors import BlobStoreError, BlobStoreInUse
+from memstore.kv.faults import translated
+from memstore.kv.lock import OpenersLock
+from memstore.kv.pages import require_sound
 
 logger = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """KV blobs: a memory-mapped cache that the HTTP process and the scheduler process share.
 
-Tables and keys are in `memstore.blob_rows`. A slot holds the newest version alone, so a stale encoding can never be
+Tables and keys are in `memstore.kv.rows`. A slot holds the newest version alone, so a stale encoding can never be
 returned for a newer fact.
 
 What is dropped or evicted can no longer be found by any key. Its bytes stay in free pages of the file, as they do on
@@ -15,13 +15,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Self
 
-from memstore.blob_keys import blob_key, digest, fact_key, slot_key
-from memstore.blob_rows import Rows
-from memstore.blob_verify import Alive, BlobReport, verify
-from memstore.blob_writer import BlobWriter
-from memstore.encoding import Encoding, KVBlob, pack_blob, unpack_blob, validate_encoding
 from memstore.errors import CorruptBlob
-from memstore.lmdb_env import Environment
+from memstore.kv.encoding import Encoding, KVBlob, pack_blob, unpack_blob, validate_encoding
+from memstore.kv.environment import Environment
+from memstore.kv.keys import blob_key, digest, fact_key, slot_key
+from memstore.kv.rows import Rows
+from memstore.kv.verify import Alive, BlobReport, verify
+from memstore.kv.writer import BlobWriter
 from memstore.settings import MemStoreSettings
 from memstore.types import EncodingId, FactId, OwnerId
 

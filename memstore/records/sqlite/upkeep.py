@@ -7,9 +7,9 @@ from typing import Any
 
 from memstore.records.base import Finding, Problem
 from memstore.records.codec import content_digest, unpack_vectors, unseal
-from memstore.records.schema import LACKS_VECTORS, SLOTS
-from memstore.records.sqlite_connection import SQLiteConnections
-from memstore.records.sqlite_writes import append_change, drop_vectors
+from memstore.records.sqlite.connection import SQLiteConnections
+from memstore.records.sqlite.schema import LACKS_VECTORS, SLOTS
+from memstore.records.sqlite.writes import append_change, drop_vectors
 from memstore.types import ChangeKind, Fact, FactId, FactState, OwnerId
 
 _BATCH = 1000

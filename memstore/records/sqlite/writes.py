@@ -29,7 +29,7 @@ from memstore.records.codec import (
     seal,
     unseal,
 )
-from memstore.records.schema import SLOTS
+from memstore.records.sqlite.schema import SLOTS
 from memstore.types import ChangeKind, Fact, FactId, FactState, OwnerId
 
 

@@ -21,10 +21,10 @@ from memstore.records.base import (
     VectorUpdate,
 )
 from memstore.records.codec import check_order, content_digest, pack_vectors, stored_vectors
-from memstore.records.schema import LACKS_VECTORS, SLOTS
-from memstore.records.sqlite_connection import SQLiteConnections
-from memstore.records.sqlite_upkeep import check, compact, doctor
-from memstore.records.sqlite_writes import FactWriter, append_change, embedder_slot, trim_feed, unsealed
+from memstore.records.sqlite.connection import SQLiteConnections
+from memstore.records.sqlite.schema import LACKS_VECTORS, SLOTS
+from memstore.records.sqlite.upkeep import check, compact, doctor
+from memstore.records.sqlite.writes import FactWriter, append_change, embedder_slot, trim_feed, unsealed
 from memstore.types import Change, ChangeKind, Fact, FactId, NewFact, OwnerId
 
 FILE_NAME = "records.sqlite3"

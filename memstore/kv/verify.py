@@ -9,7 +9,8 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from enum import Enum, auto
 from typing import Any, NamedTuple, TypeAlias
 
-from memstore.blob_keys import (
+from memstore.kv.encoding import Encoding, unpack_blob, unpack_encoding, unseal
+from memstore.kv.keys import (
     FACT_BYTES,
     OWNER_BYTES,
     STAMP_BYTES,
@@ -23,9 +24,8 @@ from memstore.blob_keys import (
     saw_key,
     slot_key,
 )
-from memstore.blob_rows import Rows, clear, scan
-from memstore.blob_writer import OpenRows
-from memstore.encoding import Encoding, unpack_blob, unpack_encoding, unseal
+from memstore.kv.rows import Rows, clear, scan
+from memstore.kv.writer import OpenRows
 from memstore.types import EncodingId, FactId, OwnerId
 
 Alive: TypeAlias = Callable[[OwnerId, Sequence[tuple[FactId, int]]], Collection[FactId]]

@@ -1,12 +1,12 @@
 """Keys of a KV cache: fixed-length digests, so that everything of an owner, or of a fact, lies side by side.
 
-The layout of each table is in `memstore.blob_rows`.
+The layout of each table is in `memstore.kv.rows`.
 """
 
 import hashlib
 from typing import Any, NamedTuple
 
-from memstore.encoding import Encoding
+from memstore.kv.encoding import Encoding
 from memstore.types import EncodingId, FactId, OwnerId
 
 OWNER_BYTES = 16

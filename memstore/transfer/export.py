@@ -1,4 +1,4 @@
-"""Facts of a store to a file; `memstore.importing` is the way back."""
+"""Facts of a store to a file; `memstore.transfer.importing` is the way back."""
 
 import hashlib
 import os
@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from memstore.drafts import Progress
-from memstore.export_file import Header
-from memstore.importing import ImportReport, Skipped, SkipReason, import_facts
-from memstore.snapshot import Snapshot
 from memstore.store import MemStore
+from memstore.transfer.export_file import Header
+from memstore.transfer.importing import ImportReport, Skipped, SkipReason, import_facts
+from memstore.transfer.snapshot import Snapshot
 from memstore.validation import validate_owner
 
 __all__ = ["ExportReport", "ImportReport", "SkipReason", "Skipped", "export_facts", "import_facts"]
@@ -44,7 +44,7 @@ def export_facts(
 
     A path is replaced as a whole when everything is written, by a file that only this user can read. Each owner's
     facts are those of one moment, also while others write. Vectors and KV are not exported: they follow from the
-    facts. See `memstore.export_file` for the format.
+    facts. See `memstore.transfer.export_file` for the format.
 
     Parameters
     ----------

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator
 from typing import IO, NamedTuple
 
 from memstore.errors import FeedGap, StoreBusy
-from memstore.export_file import ExportedFact, fact_line
 from memstore.records.base import RecordStore
+from memstore.transfer.export_file import ExportedFact, fact_line
 from memstore.types import ChangeKind, Fact, FactState, OwnerId
 
 _PAGE = 500

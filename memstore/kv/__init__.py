@@ -1,0 +1,1 @@
+"""KV encodings of facts in LMDB: a cache beside the records."""

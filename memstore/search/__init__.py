@@ -1,0 +1,1 @@
+"""What finds an owner's facts: vectors, words, attributes."""

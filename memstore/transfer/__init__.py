@@ -1,0 +1,1 @@
+"""Moving facts between stores, and out of other programs."""
