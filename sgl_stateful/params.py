@@ -37,7 +37,7 @@ class MemoryParams(BaseModel):
     min_score
         Leave out facts below this score: a cosine similarity, or what else ``search`` ranks by.
     where
-        Only facts that pass this filter over stream, speaker, time and metadata (see ``memstore.filters``).
+        Only facts that pass this filter over stream, speaker, time and metadata (see ``memstore.search.filters``).
     search
         Rank by ``vector``, by ``keyword`` (BM25), or by both (``hybrid``).
     query

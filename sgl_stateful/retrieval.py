@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from memstore import InvalidInput, MemStore, MemStoreError, SearchHit
-from memstore.records.breaker import Breaker
+from memstore.breaker import Breaker
 from sgl_stateful.errors import BadMemoryRequest
 from sgl_stateful.outage import OUTAGES, Outage
 from sgl_stateful.params import MemoryParams

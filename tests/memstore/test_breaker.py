@@ -1,6 +1,6 @@
 import threading
 
-from memstore.records.redis.breaker import Breaker
+from memstore.breaker import Breaker
 
 
 class Clock:

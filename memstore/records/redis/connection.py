@@ -13,8 +13,8 @@ from redis.credentials import UsernamePasswordCredentialProvider
 from redis.retry import Retry
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
+from memstore.breaker import Breaker
 from memstore.errors import StoreBusy, StoreClosed, StoreFull, StoreTLSError, StoreUnreachable
-from memstore.records.redis.breaker import Breaker
 from memstore.records.redis.faults import is_worth_repeating, translated
 from memstore.records.redis.options import Address, RedisLocation, RedisOptions
 
