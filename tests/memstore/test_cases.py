@@ -411,7 +411,7 @@ def test_nothing_is_ever_unpickled(tmp_path: Path) -> None:
         (tmp_path / "store" / name).write_bytes(trap)
     with sqlite3.connect(tmp_path / "store" / FILE_NAME) as db:
         db.execute("UPDATE vectors SET data = ? WHERE id / 256 = ?", [trap, facts[0].seq])
-        db.execute("UPDATE facts SET record = CAST(? AS TEXT) WHERE id / 256 = ?", [trap, facts[1].seq])
+        db.execute("UPDATE facts SET record = CAST(? AS TEXT) WHERE seq = ?", [trap, facts[1].seq])
     db.close()
     with MemStore(tmp_path / "store", embedder=BigramEmbedder(32)) as store:
         with pytest.raises(StoreDamaged):

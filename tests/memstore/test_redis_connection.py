@@ -239,7 +239,7 @@ def test_a_closed_store_says_so(redis_url: str) -> None:
 
 
 def test_acknowledged_facts_survive_a_kill_of_the_server(has_redis: None) -> None:
-    with RedisServer("appendonly yes", 'save ""') as server:
+    with RedisServer("appendonly yes", "appendfsync always", 'save ""') as server:
         records = opened(server.url)
         written = []
         for round_ in range(5):
@@ -274,7 +274,7 @@ def test_a_lost_reply_is_asked_for_again(redis_server: RedisServer, redis_url: s
 
 
 def test_a_server_that_is_killed_before_it_replies_has_done_the_write_once(has_redis: None) -> None:
-    with RedisServer("appendonly yes", 'save ""') as server, LossyProxy(server.port) as proxy:
+    with RedisServer("appendonly yes", "appendfsync always", 'save ""') as server, LossyProxy(server.port) as proxy:
         records = opened(f"redis://127.0.0.1:{proxy.port}")
         [old] = add(records, ANA, "old")
         proxy.lose_reply(then=server.restart)

@@ -64,8 +64,9 @@ def _durability(info: dict[str, Any], appendfsync: str | None) -> Finding:
         return Finding(
             "ok",
             "durability",
-            "an acknowledged write survives the end of the server process; a loss of power may take that of the last"
-            " second (appendfsync everysec)",
+            # Redis postpones its writes, for up to two seconds, while an earlier fsync is still under way.
+            "an acknowledged write is in the file within a second, two where the disk is slow: a loss of power, or"
+            " the end of the server process just then, may take it (appendfsync everysec)",
         )
     if appendfsync == "no":
         return Finding(

@@ -1,5 +1,6 @@
 """Connections to one SQLite database: a writer under a lock, and readers that run beside it."""
 
+import fcntl
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -10,6 +11,14 @@ from typing import Any
 from memstore.errors import StoreClosed, StoreDamaged
 from memstore.records.sqlite.faults import translated
 from memstore.records.sqlite.schema import apply_schema
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock file `path`, which is made if absent; the kernel releases it when the process ends."""
+    with path.open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 class SQLiteConnections:
@@ -28,7 +37,8 @@ class SQLiteConnections:
         self._idle_readers: list[sqlite3.Connection] = []
         with translated(path.parent):
             path.parent.mkdir(parents=True, exist_ok=True)
-        with translated(path):
+        # One at a time: a database that another process is just making looks like one that was emptied.
+        with translated(path), locked(path.with_name("opening.lock")):
             self._refuse_emptied_file()
             self._writer = self._connect()
             try:
@@ -98,11 +108,8 @@ class SQLiteConnections:
             self._writer.close()
 
     def _refuse_emptied_file(self) -> None:
-        # SQLite takes an empty file for a new database: facts that were cut off would be gone without a word. A new
-        # database that another process is just making is empty too, and has its log beside it.
-        log = self.path.with_name(f"{self.path.name}-wal")
-        journal = self.path.with_name(f"{self.path.name}-journal")
-        if self.path.exists() and self.path.stat().st_size == 0 and not (log.exists() or journal.exists()):
+        # SQLite takes an empty file for a new database: facts that were cut off would be gone without a word.
+        if self.path.exists() and self.path.stat().st_size == 0:
             raise StoreDamaged(f"{self.path} is empty: restore a copy, or delete it where the store was never used")
 
     def _connect(self) -> sqlite3.Connection:

@@ -89,14 +89,7 @@ def apply_schema(db: sqlite3.Connection, path: Path) -> None:
         # Two vectors of 384 numbers leave a quarter of the usual 4,096 bytes empty.
         db.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
         db.execute("PRAGMA journal_mode = WAL").fetchall()
-        try:
-            db.executescript(_TABLES)
-        except sqlite3.OperationalError:
-            # Another process was a moment earlier.
-            if db.in_transaction:
-                db.execute("ROLLBACK")
-            if not _tables(db):
-                raise
+        db.executescript(_TABLES)
     rows = db.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchall() if "meta" in _tables(db) else []
     if not rows or not str(rows[0][0]).isdigit():
         raise StoreDamaged(f"{path} holds tables of another program: use another directory")
