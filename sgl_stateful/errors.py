@@ -24,7 +24,7 @@ class UnverifiedSplice(StatefulError):
 
 
 class MemoryDisabled(StatefulError, ValueError):
-    """A request asks for memory, but the server was started without a memory directory."""
+    """A request asks for memory, but the server was started without one."""
 
 
 class BadMemoryRequest(StatefulError, ValueError):

@@ -10,6 +10,7 @@ from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
 
 from memstore import (
     Addition,
@@ -103,12 +104,16 @@ def error_response(error: Exception) -> JSONResponse:
             status = 503  # until somebody does something about it
         case StoreFull():
             status = 507
+        case HTTPException():
+            status = error.status_code
     message = _message(error).encode("utf-8", "backslashreplace").decode()
     body = {"error": {"message": message, "type": type(error).__name__, "code": status}}
     return JSONResponse(body, status_code=status, headers=headers)
 
 
 def _message(error: Exception) -> str:
+    if isinstance(error, HTTPException):
+        return str(error.detail)
     if not isinstance(error, RequestValidationError):
         return str(error)
     return "; ".join(f"{'.'.join(map(str, problem['loc'][1:]))}: {problem['msg']}" for problem in error.errors())
@@ -124,7 +129,7 @@ class MemoryRoute(APIRoute):
         async def handle_or_say_why(request: Request) -> Response:
             try:
                 return await handle(request)
-            except (MemStoreError, StatefulError, RequestValidationError) as error:
+            except (MemStoreError, StatefulError, RequestValidationError, HTTPException) as error:
                 return error_response(error)
             except Exception as error:
                 # The serving boundary: a bug of ours must not look like one of SGLang's.

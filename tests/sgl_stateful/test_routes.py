@@ -122,6 +122,12 @@ async def test_bodies_of_another_shape(client: httpx.AsyncClient, body: dict[str
     assert f"{where}: " in refusal(await client.post(FACTS, json=body), 400)
 
 
+@pytest.mark.parametrize("content", [b"{", b"[]", b"\xff", b"", b'"text"'])
+async def test_bodies_that_are_none(client: httpx.AsyncClient, content: bytes) -> None:
+    reply = await client.post(FACTS, content=content, headers={"content-type": "application/json"})
+    assert refusal(reply, 400)
+
+
 async def test_pages_of_facts(client: httpx.AsyncClient) -> None:
     texts = [f"fact {i}" for i in range(7)]
     await add(client, *texts)
