@@ -28,7 +28,7 @@ class Replacement(NamedTuple):
     """With the id and the seq that it has. Where its version is a new one, the stored record becomes history."""
 
     expected: Fact
-    """What it was when it was read. Somebody else has written meanwhile where version or expiry differ."""
+    """What it was when it was read. Where it differs in any field, somebody else has written meanwhile."""
 
     vectors: Vectors | None = None
     """`[num_chunks, dimension]`; None keeps the ones it has, or drops them where the fact is superseded."""
@@ -45,7 +45,13 @@ class IdempotencyKey(NamedTuple):
 class Batch(NamedTuple):
     """A change of one owner's facts that happens as a whole or not at all; applied in this order."""
 
+    present: Sequence[Fact] = ()
+    """Facts that must still be as they were read, in every field; nothing is written to them."""
+
     removals: Sequence[FactId] = ()
+    expired_by: float | None = None
+    """Unix seconds: `removals` that do not expire until then stay. None removes all."""
+
     replacements: Sequence[Replacement] = ()
     drafts: Sequence[Draft] = ()
     idempotency: IdempotencyKey | None = None
@@ -207,8 +213,8 @@ class RecordStore(Protocol):
         EmbedderMismatch
             The store's vectors are made with another embedder than `embedder`.
         VersionConflict
-            A fact to be replaced is gone or no longer what was expected, or a draft that supersedes has a
-            twin. Read again and repeat.
+            A fact that must be present or is to be replaced is gone or no longer what was expected; or a draft
+            has a twin, and supersedes, or is to stay longer than the twin. Read again and repeat.
         DuplicateFact
             A replacement would have the content of another current fact.
         IdempotencyConflict
@@ -282,6 +288,10 @@ class RecordStore(Protocol):
         """Return the facts, superseded ones included, whose `expires_at` is at or before `now`."""
         ...
 
+    def owners_with_expired(self, *, now: float) -> list[OwnerId]:
+        """Return the owners that have a fact whose `expires_at` is at or before `now`."""
+        ...
+
     def count(self, owner: OwnerId) -> int:
         """Return the number of current facts."""
         ...
@@ -322,12 +332,20 @@ class RecordStore(Protocol):
         """Return the vectors of these facts that `embedder` made, of those that have any."""
         ...
 
-    def unindexed(self, owner: OwnerId, *, embedder: str, limit: int) -> list[Fact]:
-        """Return up to `limit` current facts that have no vectors of `embedder` in their present version."""
+    def unindexed(self, owner: OwnerId, *, embedder: str, limit: int, after_seq: int = 0) -> list[Fact]:
+        """Return up to `limit` current facts that have no vectors of `embedder` in their present version.
+
+        By seq, and with a seq > `after_seq`.
+        """
         ...
 
-    def put_vectors(self, owner: OwnerId, updates: Sequence[VectorUpdate], *, embedder: str) -> int:
-        """Store vectors of facts that still have the version they were made of; return how many."""
+    def put_vectors(
+        self, owner: OwnerId, updates: Sequence[VectorUpdate], *, embedder: str, is_reindex: bool = False
+    ) -> int:
+        """Store vectors of facts that still have the version they were made of; return how many.
+
+        Raises `EmbedderMismatch` where `embedder` is not the store's, unless it is going to be (`is_reindex`).
+        """
         ...
 
     def adopt_embedder(self, fingerprint: str) -> bool:
