@@ -73,6 +73,25 @@ def unseal(sealed: str, *, owner: OwnerId | None) -> Fact:
     return fact
 
 
+def unsealed(where: object, owner: OwnerId, fact_id: str, record: str | bytes | None) -> Fact:
+    """Return the fact in a stored record; raise `StoreDamaged` where it is not what was written."""
+    try:
+        text = record.decode() if isinstance(record, bytes) else record
+        if text is None:
+            raise ValueError("it is missing")
+        return unseal(text, owner=owner)
+    except (ValueError, TypeError, KeyError) as error:
+        raise StoreDamaged(
+            f"{where}: the record of fact {fact_id!r} is damaged ({error}): run `memstore verify --repair`, "
+            "which sets it aside"
+        ) from error
+
+
+def is_same(one: Fact, other: Fact) -> bool:
+    """Return whether two facts are the same in every field; to `==`, 1 and True are the same metadata."""
+    return one.seq == other.seq and record_body(one) == record_body(other)
+
+
 def check_order(where: object, facts: Iterable[Fact], *, after_seq: int) -> None:
     """Raise `StoreDamaged` unless seqs grow from `after_seq` on: paging on would come by the same facts again."""
     for fact in facts:

@@ -301,6 +301,90 @@ def test_a_change_of_the_expiry_alone_is_not_overwritten(records: RecordStore) -
     assert records.get_many(ANA, [read.id]) == [for_ever]
 
 
+@pytest.mark.parametrize(
+    "written", [{"supersedes": "another"}, {"expires_at": 9000}, {"metadata": {"n": True}}, {"updated_at": 1001.0}]
+)
+def test_a_fact_that_somebody_changed_meanwhile_is_not_overwritten(
+    records: RecordStore, written: dict[str, object]
+) -> None:
+    made = Batch(drafts=[Draft(NewFact("fact", metadata={"n": 1}), vector(1)), draft("other")])
+    read, other = (insertion.fact for insertion in records.apply(ANA, made, embedder=EMBEDDER).insertions)
+    now = dataclasses.replace(read, **written)  # type: ignore[arg-type]
+    records.apply(ANA, Batch(replacements=[Replacement(now, read)]), embedder=EMBEDDER)
+    position = records.last_position()
+    late = Replacement(dataclasses.replace(read, stream="late"), read)
+    rest = Batch(removals=[other.id], drafts=[draft("fresh")])
+    for batch in (rest._replace(replacements=[late]), rest._replace(present=[read])):
+        with pytest.raises(VersionConflict):
+            records.apply(ANA, batch, embedder=EMBEDDER)
+    assert repr(page(records, ANA)) == repr([now, other]), "by repr, since to `==` 1 is True"
+    assert records.last_position() == position
+
+
+def test_facts_that_have_to_be_there_are_as_they_were_read(records: RecordStore) -> None:
+    one, two = insert(records, ANA, "one", "two")
+    [insertion] = records.apply(ANA, Batch(present=[one, two], drafts=[draft("new")]), embedder=EMBEDDER).insertions
+    assert kinds(records, ANA) == [("added", fact.seq, 1) for fact in (one, two, insertion.fact)]
+    assert records.apply(ANA, Batch(present=[one], removals=[one.id]), embedder=EMBEDDER).removed == [one]
+    moved = dataclasses.replace(two, seq=one.seq)
+    position = records.last_position()
+    for batch in (Batch(present=[two, one]), Batch(present=[moved]), Batch(present=[two], removals=[two.id])):
+        if batch.removals:
+            assert records.apply(ANA, batch, embedder=EMBEDDER).removed == [two]
+            continue
+        with pytest.raises(VersionConflict):
+            records.apply(ANA, batch._replace(removals=[two.id]), embedder=EMBEDDER)
+        assert records.last_position() == position
+    [theirs] = insert(records, BO, "theirs")
+    with pytest.raises(VersionConflict):
+        records.apply(ANA, Batch(present=[theirs]), embedder=EMBEDDER)
+
+
+def test_only_what_has_expired_is_removed_if_asked(records: RecordStore) -> None:
+    texts = {"early": 1100.0, "now": 1200.0, "late": 1200.5, "never": None}
+    made = [draft(text, expires_at=expires_at) for text, expires_at in texts.items()]
+    early, now, late, never = (i.fact for i in records.apply(ANA, Batch(drafts=made), embedder=EMBEDDER).insertions)
+    ids = [fact.id for fact in (never, late, now, early)]
+    assert records.apply(ANA, Batch(removals=ids, expired_by=1200.0), embedder=EMBEDDER).removed == [now, early]
+    assert page(records, ANA) == [late, never]
+    assert records.apply(ANA, Batch(removals=ids, expired_by=1200.0), embedder=EMBEDDER).removed == []
+    assert remove(records, ANA, *ids) == [never, late]
+
+
+def test_a_twin_that_stays_less_long_is_not_taken_for_the_draft(records: RecordStore) -> None:
+    [insertion] = records.apply(ANA, Batch(drafts=[draft("said", expires_at=2000.0)]), embedder=EMBEDDER).insertions
+    twin, position = insertion.fact, records.last_position()
+    for longer in (2000.5, None):
+        batch = Batch(drafts=[draft("fresh"), draft("said", expires_at=longer)])
+        with pytest.raises(VersionConflict):
+            records.apply(ANA, batch, embedder=EMBEDDER)
+        assert (page(records, ANA), records.last_position()) == ([twin], position)
+    for shorter in (1500.0, 2000.0):
+        again = records.apply(ANA, Batch(drafts=[draft("said", expires_at=shorter)]), embedder=EMBEDDER)
+        assert again.insertions == [(twin, False)]
+    kept = dataclasses.replace(twin, expires_at=None)
+    batch = Batch(replacements=[Replacement(kept, twin)], drafts=[draft("said")])
+    assert records.apply(ANA, batch, embedder=EMBEDDER).insertions == [(kept, False)]
+    assert records.apply(ANA, Batch(drafts=[draft("said", expires_at=9e9)]), embedder=EMBEDDER).insertions == [
+        (kept, False)
+    ]
+    assert page(records, ANA) == [kept]
+
+
+def test_a_fact_is_replaced_twice_in_one_batch(records: RecordStore) -> None:
+    [first] = insert(records, ANA, "first")
+    second = dataclasses.replace(first, text="second", version=2)
+    third = dataclasses.replace(second, text="third", version=3)
+    batch = Batch(replacements=[Replacement(second, first, vector(2)), Replacement(third, second, vector(3))])
+    records.apply(ANA, batch, embedder=EMBEDDER)
+    assert records.get_many(ANA, [first.id]) == [third]
+    assert records.history(ANA, first.id) == [first, second]
+    batch = Batch(replacements=[Replacement(third, third), Replacement(third, second)])
+    with pytest.raises(VersionConflict):
+        records.apply(ANA, batch, embedder=EMBEDDER)
+    assert records.check(embedder=EMBEDDER, dimension=4, repair=False) == []
+
+
 def test_two_current_facts_never_say_the_same(records: RecordStore) -> None:
     one, two = insert(records, ANA, "one", "two")
     with pytest.raises(DuplicateFact) as caught:
@@ -350,7 +434,7 @@ def test_expiry_is_known_and_an_expired_twin_does_not_count(records: RecordStore
     clock.now = 1150.0
     assert records.find_identical(ANA, [NewFact("soon")]) == [early]
     [again] = records.apply(ANA, Batch(drafts=[draft("soon")]), embedder=EMBEDDER).insertions
-    assert again.created
+    assert again.created, "although it stays longer"
     assert again.fact.id != early.id
     assert page(records, ANA) == [late, again.fact]
     assert records.head(ANA).next_expiry == 1200.0

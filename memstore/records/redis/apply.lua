@@ -1,11 +1,13 @@
 -- Applies a batch to one owner. Replies {'ok', ...} with, in order, 'removed' id, 'created' seq id, 'twin' id record;
--- {'replayed', ...} where the key was used before; or {'stale'}, {'conflict', id}, {'duplicate', id},
+-- {'replayed', ...} where the key was used before; or {'stale'}, {'conflict', id}, {'shorter', id}, {'duplicate', id},
 -- {'embedder', stored}, {'key-conflict'}, {'gone', id}.
 
 local request, now, encoded, owner, retention = take(), take(), take(), take(), tonumber(take())
 local embedder, made_by = take(), take()
 local key, key_digest = take(), take()
-local num_removals, num_replacements, num_drafts = tonumber(take()), tonumber(take()), tonumber(take())
+local expired_by = tonumber(take())
+local num_present, num_removals = tonumber(take()), tonumber(take())
+local num_replacements, num_drafts = tonumber(take()), tonumber(take())
 
 local function answer(lines)
   local reply = {'ok'}
@@ -50,7 +52,7 @@ end
 -- ---- decide ----
 
 -- What the batch has changed so far; false for what is gone.
-local entries, twins = {}, {}
+local entries, twins, seals = {}, {}, {}
 
 local function entry(id)
   if entries[id] == nil then
@@ -64,6 +66,13 @@ end
 local function twin(digest)
   if twins[digest] == nil then twins[digest] = call('HGET', own .. 'digests', digest) end
   return twins[digest]
+end
+
+-- Whether the record of a fact starts with `expected`: sequence number and checksum, of what was read.
+local function is_as_read(id, expected)
+  if seals[id] then return seals[id] == expected end
+  local record = call('HGET', own .. 'records', id)
+  return record and string.sub(record, 1, #expected) == expected
 end
 
 local writes, lines, added = {}, {}, {}
@@ -88,29 +97,33 @@ local function plan_removal(id, e)
   end)
 end
 
+for _ = 1, num_present do
+  local id, expected = take(), take()
+  if not entry(id) or not is_as_read(id, expected) then return {'conflict', id} end
+end
+
 for _ = 1, num_removals do
   local id, expected = take(), take()
   local e = entry(id)
-  if e then
-    local record = call('HGET', own .. 'records', id)
+  if e and (not expired_by or e.expires ~= '-' and tonumber(e.expires) <= expired_by) then
     -- Whoever asked has to return what was removed, and has read another version.
-    if string.sub(record, 1, #expected) ~= expected then return {'stale'} end
+    if not is_as_read(id, expected) then return {'stale'} end
     plan_removal(id, e)
     lines[#lines + 1] = 'removed ' .. id .. '\n'
   end
 end
 
 for _ = 1, num_replacements do
-  local id, version, expires, new, body, rows = take(), take(), take(), take_entry(), take(), take()
+  local id, expected, new, body, rows, next_seal = take(), take(), take_entry(), take(), take(), take()
   local e = entry(id)
-  if not e or e.version ~= version or e.expires ~= expires or e.seq ~= new.seq then return {'conflict', id} end
+  if not e or not is_as_read(id, expected) then return {'conflict', id} end
   if new.state == 'c' then
     local other = twin(new.digest)
     if other and other ~= id then return {'duplicate', other} end
   end
   free_digest(id, e)
   if new.state == 'c' then twins[new.digest] = id end
-  entries[id] = new
+  entries[id], seals[id] = new, next_seal
   plan(function()
     flush()
     change(now, encoded, new.state == 'c' and 'updated' or 'superseded', id, new.seq, new.version)
@@ -146,6 +159,8 @@ for _ = 1, num_drafts do
       other = false
     elseif supersedes ~= '' then
       return {'conflict', supersedes}
+    elseif num_former == '' and o.expires ~= '-' and (e.expires == '-' or tonumber(e.expires) > tonumber(o.expires)) then
+      return {'shorter', other}
     elseif not o.is_new and not is_intact(call('HGET', own .. 'records', other)) then
       error('DAMAGED record of fact ' .. other)
     end

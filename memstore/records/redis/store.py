@@ -21,7 +21,7 @@ from memstore.records.base import (
     StoredVectors,
     VectorUpdate,
 )
-from memstore.records.codec import check_order, content_digest
+from memstore.records.codec import check_order, content_digest, unsealed
 from memstore.records.redis.changes import read_change
 from memstore.records.redis.check import Checker
 from memstore.records.redis.connection import RedisConnections
@@ -39,7 +39,7 @@ from memstore.records.redis.scripts import Scripts
 from memstore.records.redis.server_files import compact, rewrite_files
 from memstore.records.redis.vectors import read_vectors
 from memstore.records.redis.walk import chunks
-from memstore.records.redis.writes import Present, outcome, present, request, restoration, unsealed
+from memstore.records.redis.writes import Present, outcome, present, request, restoration, touched
 from memstore.types import Change, Fact, FactId, NewFact, OwnerId
 
 logger = logging.getLogger(__name__)
@@ -96,12 +96,12 @@ class RedisRecords:
     def apply(self, owner: OwnerId, batch: Batch, *, embedder: str) -> Applied:
         """Apply `batch` in one script, and append what it did to the feed."""
         for _ in range(_ATTEMPTS):
-            removals = self._present(owner, batch.removals)
+            read = self._present(owner, touched(batch))
             now = self._clock()
-            sent = request(owner, batch, removals, now=now)
+            sent = request(owner, batch, read, now=now)
             head = [*self._about(owner, now), embedder, short_digest(embedder)]
             reply = self._scripts.run("apply", owner, [*head, *sent.arguments])
-            applied = outcome(self.location, owner, sent, removals, batch, embedder, reply)
+            applied = outcome(self.location, owner, sent, read, batch, embedder, reply)
             if applied is not None:
                 return applied
         raise StoreBusy(f"{self.location}: other writers keep changing what is to be removed: try again later")
@@ -325,7 +325,7 @@ class RedisRecords:
     def _present(self, owner: OwnerId, fact_ids: Sequence[FactId]) -> dict[FactId, Present]:
         return {
             fact_id: present(self.location, owner, fact_id, record)
-            for fact_id, record in self._records(owner, dict.fromkeys(fact_ids))
+            for fact_id, record in self._records(owner, fact_ids)
         }
 
     def _records(self, owner: OwnerId, fact_ids: Iterable[FactId]) -> Iterator[tuple[FactId, bytes]]:

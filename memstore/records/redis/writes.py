@@ -11,17 +11,18 @@ from memstore.errors import (
     EmbedderMismatch,
     FactNotFound,
     IdempotencyConflict,
-    StoreDamaged,
     VersionConflict,
 )
 from memstore.records.base import Applied, Batch, Draft, Insertion, Replacement, RestoredFact
-from memstore.records.codec import fact_from_new, record_body, unseal
+from memstore.records.codec import fact_from_new, is_same, record_body, seal, unsealed
 from memstore.records.redis.keys import index_entry, pack_rows
 from memstore.types import Fact, FactId, OwnerId
 
+_NO_SEAL = "-"
+
 
 class Present(NamedTuple):
-    """A fact that is about to be removed, as it was read."""
+    """A fact that a batch is about, as it was read."""
 
     fact: Fact
     seal: str
@@ -36,28 +37,22 @@ class Request(NamedTuple):
     """With a seq of 0 until the server assigns one."""
 
 
-def unsealed(where: str, owner: OwnerId, fact_id: str, record: bytes | str | None) -> Fact:
-    """Return the fact in a stored record; raise `StoreDamaged` where it is not what was written."""
-    try:
-        text = record.decode() if isinstance(record, bytes) else record
-        if text is None:
-            raise ValueError("it is missing")
-        return unseal(text, owner=owner)
-    except (ValueError, TypeError, KeyError) as error:
-        raise StoreDamaged(
-            f"{where}: the record of fact {fact_id!r} is damaged ({error}): run `memstore verify --repair`, "
-            "which sets it aside"
-        ) from error
-
-
 def present(where: str, owner: OwnerId, fact_id: FactId, record: bytes) -> Present:
-    """Return a record that is about to be removed."""
-    fact = unsealed(where, owner, fact_id, record)
-    return Present(fact, record[: record.index(b":", record.index(b":") + 1) + 1].decode())
+    """Return a record as it was read."""
+    return Present(unsealed(where, owner, fact_id, record), _seal_of(record.decode()))
 
 
-def request(owner: OwnerId, batch: Batch, removals: Mapping[FactId, Present], *, now: float) -> Request:
-    """Return what `apply.lua` takes from the idempotency key on; raise `UnicodeEncodeError` on what is no text."""
+def touched(batch: Batch) -> list[FactId]:
+    """Return the facts that have to be read before `batch` can be sent."""
+    replaced = [replacement.expected.id for replacement in batch.replacements]
+    return list(dict.fromkeys([*(fact.id for fact in batch.present), *batch.removals, *replaced]))
+
+
+def request(owner: OwnerId, batch: Batch, read: Mapping[FactId, Present], *, now: float) -> Request:
+    """Return what `apply.lua` takes from the idempotency key on; raise `UnicodeEncodeError` on what is no text.
+
+    `read` is what there is of the facts that `touched` names.
+    """
     drafts = [
         dataclasses.replace(
             fact_from_new(owner, str(uuid_utils.uuid7()), draft.fact, event_at=draft.event_at, now=now),
@@ -67,21 +62,40 @@ def request(owner: OwnerId, batch: Batch, removals: Mapping[FactId, Present], *,
     ]
     key = batch.idempotency
     arguments: list[bytes | str | int] = ["", ""] if key is None else [key.key, key.digest]
-    arguments += [len(removals), len(batch.replacements), len(drafts)]
-    for fact_id, (_, seal) in removals.items():
-        arguments += [fact_id, seal]
+    arguments.append("" if batch.expired_by is None else repr(float(batch.expired_by)))
+    removals = [fact_id for fact_id in dict.fromkeys(batch.removals) if fact_id in read]
+    arguments += [len(batch.present), len(removals), len(batch.replacements), len(drafts)]
+    for fact in batch.present:
+        arguments += [fact.id, _expected_seal(fact, read)]
+    for fact_id in removals:
+        arguments += [fact_id, read[fact_id].seal]
+    latest = dict(read)
     for replacement in batch.replacements:
-        arguments += _replacement(replacement)
+        arguments += _replacement(replacement, latest)
     for fact, draft in zip(drafts, batch.drafts, strict=True):
         arguments += _draft(fact, draft)
     return Request(arguments, drafts)
 
 
-def _replacement(new: Replacement) -> list[bytes | str | int]:
+def _replacement(new: Replacement, latest: dict[FactId, Present]) -> list[bytes | str | int]:
+    """Return one replacement, after which `latest` has the fact as it will be."""
+    fact = new.fact
+    assert (fact.id, fact.seq) == (new.expected.id, new.expected.seq), "the next state of another fact"
     rows = b"" if new.vectors is None else pack_rows(new.vectors)
-    expected = index_entry(new.expected)
-    body = record_body(new.fact)
-    return [new.fact.id, expected.version, expected.expires, *index_entry(new.fact), body, rows]
+    body = record_body(fact)
+    expected = _expected_seal(new.expected, latest)
+    latest[fact.id] = Present(fact, _seal_of(seal(fact.seq, body)))
+    return [fact.id, expected, *index_entry(fact), body, rows, latest[fact.id].seal]
+
+
+def _expected_seal(fact: Fact, read: Mapping[FactId, Present]) -> str:
+    """Return the seal of a fact that is as expected, or what no record starts with."""
+    found = read.get(fact.id)
+    return found.seal if found is not None and is_same(found.fact, fact) else _NO_SEAL
+
+
+def _seal_of(record: str) -> str:
+    return record[: record.index(":", record.index(":") + 1) + 1]
 
 
 def _draft(fact: Fact, draft: Draft) -> list[bytes | str | int]:
@@ -91,7 +105,7 @@ def _draft(fact: Fact, draft: Draft) -> list[bytes | str | int]:
 def restoration(restored: Sequence[RestoredFact]) -> Request:
     """Return what `apply.lua` takes from the idempotency key on, for facts that have their ids."""
     facts = [dataclasses.replace(one.fact, seq=0) for one in restored]
-    arguments: list[bytes | str | int] = ["", "", 0, 0, len(facts)]
+    arguments: list[bytes | str | int] = ["", "", "", 0, 0, 0, len(facts)]
     for fact, (_, history, vectors) in zip(facts, restored, strict=True):
         rows = b"" if vectors is None else pack_rows(vectors)
         arguments += [fact.id, "", *index_entry(fact), record_body(fact), rows, len(history)]
@@ -104,7 +118,7 @@ def outcome(
     where: str,
     owner: OwnerId,
     sent: Request,
-    removals: Mapping[FactId, Present],
+    read: Mapping[FactId, Present],
     batch: Batch,
     embedder: str,
     reply: Any,
@@ -116,6 +130,8 @@ def outcome(
         return None
     if verdict == "conflict":
         raise VersionConflict(f"fact {detail!r} was changed, or superseded, by another writer at the same time")
+    if verdict == "shorter":
+        raise VersionConflict(f"fact {detail!r} says the same, and does not stay as long")
     if verdict == "duplicate":
         raise DuplicateFact(detail)
     if verdict == "embedder":
@@ -129,7 +145,7 @@ def outcome(
     words = iter(reply[1:])
     for verb in words:
         if verb == b"removed":
-            removed.append(removals[FactId(next(words).decode())].fact)
+            removed.append(read[FactId(next(words).decode())].fact)
         elif verb == b"created":
             seq, fact_id = int(next(words)), next(words).decode()
             insertions.append(Insertion(dataclasses.replace(drafts[FactId(fact_id)], seq=seq), created=True))

@@ -20,11 +20,11 @@ from memstore.records.base import (
     StoredVectors,
     VectorUpdate,
 )
-from memstore.records.codec import check_order, content_digest, pack_vectors, stored_vectors
+from memstore.records.codec import check_order, content_digest, pack_vectors, stored_vectors, unsealed
 from memstore.records.sqlite.connection import SQLiteConnections
 from memstore.records.sqlite.schema import LACKS_VECTORS, SLOTS
 from memstore.records.sqlite.upkeep import check, compact, doctor
-from memstore.records.sqlite.writes import FactWriter, append_change, embedder_slot, trim_feed, unsealed
+from memstore.records.sqlite.writes import FactWriter, append_change, embedder_slot, trim_feed
 from memstore.types import Change, ChangeKind, Fact, FactId, NewFact, OwnerId
 
 FILE_NAME = "records.sqlite3"
@@ -83,14 +83,15 @@ class SQLiteRecords:
             writer.check_embedder()
             if batch.idempotency is not None and (replayed := writer.replay(batch.idempotency)) is not None:
                 return Applied(replayed, [], replayed=True)
-            removed = [fact for fact_id in batch.removals if (fact := writer.remove(fact_id)) is not None]
+            writer.check_present(batch.present)
+            removed = [writer.remove(fact_id, expired_by=batch.expired_by) for fact_id in batch.removals]
             for replacement in batch.replacements:
                 writer.replace(replacement)
             insertions = [writer.insert(draft) for draft in batch.drafts]
             if batch.idempotency is not None:
                 writer.remember(batch.idempotency, insertions)
             trim_feed(db, self._feed_retention)
-            return Applied(insertions, removed)
+            return Applied(insertions, [fact for fact in removed if fact is not None])
 
     def restore(self, owner: OwnerId, facts: Sequence[RestoredFact], *, embedder: str) -> list[Insertion]:
         """Store facts as they are, in one transaction, and append them to the feed."""

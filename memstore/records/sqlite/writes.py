@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import sqlite3
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,6 @@ from memstore.errors import (
     FactNotFound,
     IdempotencyConflict,
     InvalidFact,
-    StoreDamaged,
     StoreError,
     VersionConflict,
 )
@@ -24,10 +24,11 @@ from memstore.records.codec import (
     carried_vectors,
     content_digest,
     fact_from_new,
+    is_same,
     pack_vectors,
     record_body,
     seal,
-    unseal,
+    unsealed,
 )
 from memstore.records.sqlite.schema import SLOTS
 from memstore.types import ChangeKind, Fact, FactId, FactState, OwnerId
@@ -75,6 +76,9 @@ class FactWriter:
         if twin is not None:
             if draft.supersedes is not None:
                 raise VersionConflict(f"another writer added the fact that is to supersede {draft.supersedes!r}")
+            wanted, until = draft.fact.expires_at, twin.expires_at
+            if until is not None and (wanted is None or wanted > until):
+                raise VersionConflict(f"fact {twin.id!r} says the same, and does not stay as long")
             return Insertion(twin, created=False)
         fact = fact_from_new(self._owner, str(uuid_utils.uuid7()), draft.fact, event_at=draft.event_at, now=self._now)
         return self._store(dataclasses.replace(fact, supersedes=draft.supersedes), draft.vectors)
@@ -105,12 +109,8 @@ class FactWriter:
     def replace(self, new: Replacement) -> None:
         """Give a stored fact its next state."""
         fact = new.fact
-        rows = self._db.execute(
-            "SELECT version, record, expires_at FROM facts WHERE owner = ? AND id = ? AND seq = ?",
-            [self._owner, fact.id, fact.seq],
-        ).fetchall()
-        if not rows or (rows[0][0], rows[0][2]) != (new.expected.version, new.expected.expires_at):
-            raise VersionConflict(f"fact {fact.id!r} was changed by another writer at the same time")
+        assert (fact.id, fact.seq) == (new.expected.id, new.expected.seq), "the next state of another fact"
+        former = self._record_as_read(new.expected)
         is_current, digest = fact.state is FactState.CURRENT, content_digest(fact)
         if is_current:
             twin = self._twin(digest)
@@ -120,7 +120,7 @@ class FactWriter:
         if has_new_version:
             self._db.execute(
                 "INSERT INTO history (owner, id, version, record) VALUES (?, ?, ?, ?)",
-                [self._owner, fact.id, *rows[0][:2]],
+                [self._owner, fact.id, new.expected.version, former],
             )
         self._db.execute(
             "UPDATE facts SET stream = ?, version = ?, is_current = ?, expires_at = ?, digest = ?, record = ?"
@@ -145,10 +145,16 @@ class FactWriter:
             self._db, ChangeKind.UPDATED if is_current else ChangeKind.SUPERSEDED, self._owner, fact, self._now
         )
 
-    def remove(self, fact_id: FactId) -> Fact | None:
+    def check_present(self, facts: Iterable[Fact]) -> None:
+        """Raise `VersionConflict` unless all of `facts` are as they were read."""
+        for fact in facts:
+            self._record_as_read(fact)
+
+    def remove(self, fact_id: FactId, *, expired_by: float | None = None) -> Fact | None:
         """Remove a fact with its history and vectors and return it, or None."""
         rows = self._db.execute(
-            "DELETE FROM facts WHERE owner = ? AND id = ? RETURNING id, record", [self._owner, fact_id]
+            "DELETE FROM facts WHERE owner = ?1 AND id = ?2 AND (?3 IS NULL OR expires_at <= ?3) RETURNING id, record",
+            [self._owner, fact_id, expired_by],
         ).fetchall()
         if not rows:
             return None
@@ -157,6 +163,15 @@ class FactWriter:
         drop_vectors(self._db, fact.seq)
         append_change(self._db, ChangeKind.DELETED, self._owner, fact, self._now)
         return fact
+
+    def _record_as_read(self, expected: Fact) -> str:
+        """Return the stored record of a fact; raise `VersionConflict` where it is not the fact that was read."""
+        rows = self._db.execute(
+            "SELECT record FROM facts WHERE owner = ? AND id = ?", [self._owner, expected.id]
+        ).fetchall()
+        if not rows or not is_same(unsealed(self._path, self._owner, expected.id, rows[0][0]), expected):
+            raise VersionConflict(f"fact {expected.id!r} was changed by another writer at the same time")
+        return str(rows[0][0])
 
     def _store(self, fact: Fact, vectors: Vectors | None) -> Insertion:
         is_current, digest = fact.state is FactState.CURRENT, content_digest(fact)
@@ -265,14 +280,3 @@ def trim_feed(db: sqlite3.Connection, retention: int) -> None:
         floor = last - retention
         db.execute("DELETE FROM changes WHERE position <= ?", [floor])
         db.execute("UPDATE meta SET value = ? WHERE key = 'feed_floor'", [str(floor)])
-
-
-def unsealed(path: Path, owner: OwnerId, fact_id: str, record: str) -> Fact:
-    """Return the fact in a stored record; raise `StoreDamaged` where it is not what was written."""
-    try:
-        return unseal(record, owner=owner)
-    except (ValueError, TypeError, KeyError) as error:
-        raise StoreDamaged(
-            f"{path}: the record of fact {fact_id!r} is damaged ({error}): run `memstore verify --repair`, "
-            "which sets it aside"
-        ) from error
