@@ -1,6 +1,5 @@
 """How facts come, change, expire and go, with everything that is derived from them."""
 
-import contextlib
 import dataclasses
 import hashlib
 import logging
@@ -12,12 +11,12 @@ from typing import Final, NamedTuple, TypeVar
 from memstore.drafts import Progress, embed_texts
 from memstore.embedding import Embedder, Vectors
 from memstore.errors import (
+    BlobStoreError,
     DuplicateFact,
     EmbedderMismatch,
     EmbeddingError,
     FactNotFound,
     FactSuperseded,
-    StoreError,
     VersionConflict,
 )
 from memstore.event_time import parse_event_time
@@ -42,6 +41,7 @@ logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 _ATTEMPTS = 20
+_EXPIRED_AT_ONCE = 500
 
 
 class Keep(Enum):
@@ -81,6 +81,9 @@ class PurgeReceipt(NamedTuple):
     encodings: int
     """KV encodings."""
 
+    kv_remains: str | None = None
+    """Why the KV cache was not cleared, where that failed."""
+
 
 class Inserted(NamedTuple):
     """What became of one fact that was to be added."""
@@ -115,29 +118,49 @@ class Lifecycle:
         now = self._clock()
         for fact in facts:
             validate_fact(fact, now=now)
-        twins: list[Fact | None] = [None] * len(facts)
-        idempotency = None
-        if key is not None:
-            idempotency = IdempotencyKey(validate_key(key), _request_digest(facts))
-        elif facts:
-            found = self._records.find_identical(owner, facts)
-            twins = [None if twin is None or self.has_expired(twin) else twin for twin in found]
-        fresh = [position for position, twin in enumerate(twins) if twin is None]
-        vectors = dict(zip(fresh, self._embed(facts, fresh, on_progress), strict=True))
-        applied = Applied([], [])
-        if not fresh:
-            # Nothing is written, and so nothing refuses a store that has changed over to another embedder.
-            self.check_embedder(self._records.head(owner).embedder)
-        else:
-            drafts = [self._draft(facts[position], rows) for position, rows in vectors.items()]
-            applied = self._apply(owner, Batch(drafts=drafts, idempotency=idempotency))
-        stored = iter(applied.insertions)
-        insertions = [next(stored) if twin is None else Insertion(twin, created=False) for twin in twins]
-        if not applied.replayed:
-            insertions = self._kept_longest(owner, insertions, facts)
-        elif gone := [insertion.fact.id for insertion in insertions if self.has_expired(insertion.fact)]:
-            raise FactNotFound(gone[0])
-        return [Inserted(insertion, vectors.get(position)) for position, insertion in enumerate(insertions)]
+        digests = [content_digest(fact) for fact in facts]
+        wanted: dict[str, NewFact] = {}
+        for digest, fact in zip(digests, facts, strict=True):
+            held = wanted.get(digest)
+            wanted[digest] = fact if held is None or _stay(fact) > _stay(held) else held
+        idempotency = None if key is None else IdempotencyKey(validate_key(key), _request_digest(facts))
+        vectors: dict[str, Vectors] = {}
+
+        def change() -> dict[str, Insertion]:
+            found = self._records.find_identical(owner, list(wanted.values())) if wanted else []
+            twins = {d: twin for d, twin in zip(wanted, found, strict=True) if twin and not self.has_expired(twin)}
+            # With a key the store has to see the whole request.
+            fresh = [digest for digest in wanted if idempotency is not None or digest not in twins]
+            self._embed_into(vectors, digests, facts, [d for d in fresh if d not in vectors], on_progress)
+            longer = {d: t for d, t in twins.items() if _stay(wanted[d]) > _stay(t)}
+            kept = {d: dataclasses.replace(t, expires_at=wanted[d].expires_at) for d, t in longer.items()}
+            insertions = {d: Insertion(kept.get(d, twin), created=False) for d, twin in twins.items()}
+            if not fresh and not longer:
+                # Nothing is written, and so nothing refuses a store that has changed over to another embedder.
+                self.check_embedder(self._records.head(owner).embedder)
+                return insertions
+            batch = Batch(
+                present=[twin for d, twin in twins.items() if d not in longer and d not in fresh],
+                replacements=[Replacement(kept[d], twin) for d, twin in longer.items()],
+                drafts=[self._draft(wanted[d], vectors[d]) for d in fresh],
+                idempotency=idempotency,
+            )
+            applied = self._apply(owner, batch)
+            insertions |= dict(zip(fresh, applied.insertions, strict=True))
+            gone = [i.fact.id for i in insertions.values() if applied.replayed and self.has_expired(i.fact)]
+            if gone:
+                raise FactNotFound(gone[0])
+            return insertions
+
+        insertions = _repeated(change)
+        first = {digest: position for position, digest in reversed(list(enumerate(digests)))}
+        return [
+            Inserted(
+                insertions[digest]._replace(created=insertions[digest].created and first[digest] == position),
+                vectors.get(digest),
+            )
+            for position, digest in enumerate(digests)
+        ]
 
     def update(self, owner: OwnerId, fact_id: str, patch: FactPatch) -> Fact:
         """Change some fields of a current fact."""
@@ -164,7 +187,7 @@ class Lifecycle:
                 updated_at=self._clock(),
                 event_at=_event_at(new),
             )
-            vectors = self._embed([new])[0] if new.text != fact.text else None
+            vectors = self._embedded(new) if new.text != fact.text else None
             try:
                 self._apply(owner, Batch(replacements=[Replacement(replaced, fact, vectors)]))
             except DuplicateFact as error:
@@ -189,12 +212,12 @@ class Lifecycle:
             replacements = [Replacement(history, old)]
             twin = self._records.find_identical(owner, [new])[0]
             if twin is None or twin.id == old.id or self.has_expired(twin):
-                draft = self._draft(new, self._embed([new])[0])._replace(supersedes=old.id)
+                draft = self._draft(new, self._embedded(new))._replace(supersedes=old.id)
                 successor = self._apply(owner, Batch(replacements=replacements, drafts=[draft])).insertions[0].fact
             else:
-                expires_at = max(twin.expires_at, new.expires_at, key=_stay)
+                stays = max(twin, new, key=_stay)
                 successor = dataclasses.replace(
-                    twin, supersedes=twin.supersedes or old.id, expires_at=expires_at, updated_at=now
+                    twin, supersedes=twin.supersedes or old.id, expires_at=stays.expires_at, updated_at=now
                 )
                 self._apply(owner, Batch(replacements=[*replacements, Replacement(successor, twin)]))
             self._drop_blobs(owner, old.id)
@@ -202,29 +225,35 @@ class Lifecycle:
 
         return _repeated(change)
 
-    def remove(self, owner: OwnerId, fact_ids: Sequence[FactId]) -> list[Fact]:
-        """Remove facts, and return those that were there."""
-        # The cache first: where that fails nothing is lost, and the call can be repeated.
-        for fact_id in fact_ids:
-            self._drop_blobs(owner, fact_id)
-        removed = self._apply(owner, Batch(removals=fact_ids)).removed
-        # And once more: one that was being made when the record was still there.
+    def remove(self, owner: OwnerId, fact_ids: Sequence[FactId], *, expired_by: float | None = None) -> list[Fact]:
+        """Remove facts, of those with an expiry until `expired_by` where given; return those that were removed."""
+        removed = self._apply(owner, Batch(removals=fact_ids, expired_by=expired_by)).removed
         for fact in removed:
             self._drop_blobs(owner, fact.id)
         return removed
 
     def expire(self, owner: OwnerId) -> int:
-        """Remove the facts whose time has come."""
-        due = self._records.expired(owner, now=self._clock())
-        return len(self.remove(owner, due)) if due else 0
+        """Remove the facts whose time has come, a few at a time."""
+        now, count = self._clock(), 0
+        while due := self._records.expired(owner, now=now)[:_EXPIRED_AT_ONCE]:
+            # One whose time was extended meanwhile stays.
+            removed = self.remove(owner, due, expired_by=now)
+            count += len(removed)
+            if not removed:
+                break
+        return count
 
     def purge(self, owner: OwnerId) -> PurgeReceipt:
         """Remove everything of an owner."""
-        encodings = self._drop_owner(owner)
         counts = self._records.purge(owner)
-        # And once more: KV that was being made when the records were still there.
-        encodings += self._drop_owner(owner)
-        return PurgeReceipt(owner, self._clock(), counts, encodings)
+        encodings, kv_remains = 0, None
+        if self._blobs is not None:
+            try:
+                encodings = self._blobs.drop_owner(owner)
+            except BlobStoreError as error:
+                logger.warning("the KV of a purged owner was not dropped", exc_info=True)
+                kv_remains = f"{error}; then run `memstore verify --repair`"
+        return PurgeReceipt(owner, self._clock(), counts, encodings, kv_remains)
 
     def reembed(self, owner: OwnerId, facts: Sequence[Fact]) -> None:
         """Make the vectors of `facts` anew, which are missing or damaged."""
@@ -234,18 +263,17 @@ class Lifecycle:
         logger.warning("made the vectors of %d facts anew, which were missing or damaged", len(updates))
 
     def head(self, owner: OwnerId) -> OwnerHead:
-        """Return the owner's head, after everything has been removed that has expired."""
+        """Return the owner's head; raise `EmbedderMismatch` where the store has another embedder by now."""
         head = self._records.head(owner)
         self.check_embedder(head.embedder)
-        if head.next_expiry is None or head.next_expiry > self._clock():
-            return head
-        try:
-            self.expire(owner)
-        except StoreError:
-            # What has expired is not returned in any case.
-            logger.warning("expired facts of an owner could not be removed", exc_info=True)
-            return head
-        return self._records.head(owner)
+        return head
+
+    def expired(self, owner: OwnerId, head: OwnerHead) -> list[Fact]:
+        """Return the facts whose time has come and that nobody has removed yet."""
+        now = self._clock()
+        if head.next_expiry is None or head.next_expiry > now:
+            return []
+        return self._records.get_many(owner, self._records.expired(owner, now=now))
 
     def check_embedder(self, stored: str | None) -> None:
         """Raise `EmbedderMismatch` where the store's vectors are made with another embedder."""
@@ -268,50 +296,47 @@ class Lifecycle:
             raise FactSuperseded(fact_id)
         return facts[0]
 
-    def _kept_longest(
-        self, owner: OwnerId, insertions: Sequence[Insertion], facts: Sequence[NewFact]
-    ) -> list[Insertion]:
-        """Of identical facts, also among those that came together, the one that stays longest counts."""
-        latest = {insertion.fact.id: insertion.fact for insertion in insertions}
-        wanted = {fact_id: fact.expires_at for fact_id, fact in latest.items()}
-        for (fact, _), new in zip(insertions, facts, strict=True):
-            wanted[fact.id] = max(wanted[fact.id], new.expires_at, key=_stay)
-        for fact_id, expires_at in wanted.items():
-            if _stay(expires_at) > _stay(latest[fact_id].expires_at):
-                # Somebody else may have changed it since: then that is what the caller has now.
-                with contextlib.suppress(FactNotFound, FactSuperseded):
-                    latest[fact_id] = self.update(owner, fact_id, FactPatch(expires_at=expires_at))
-        return [insertion._replace(fact=latest[insertion.fact.id]) for insertion in insertions]
-
     def _draft(self, fact: NewFact, vectors: Vectors) -> Draft:
         return Draft(fact, vectors, _event_at(fact))
 
-    def _embed(
-        self, facts: Sequence[NewFact], positions: Sequence[int] | None = None, on_progress: Progress | None = None
-    ) -> list[Vectors]:
-        positions = range(len(facts)) if positions is None else positions
+    def _embed_into(
+        self,
+        vectors: dict[str, Vectors],
+        digests: Sequence[str],
+        facts: Sequence[NewFact],
+        wanted: Sequence[str],
+        on_progress: Progress | None,
+    ) -> None:
+        """Add the vectors of the facts with the digests `wanted` to `vectors`."""
+        positions = [digests.index(digest) for digest in wanted] if len(wanted) < len(digests) else range(len(facts))
         texts = [facts[position].text for position in positions]
         try:
-            return embed_texts(self._embedder, texts, batch=self._embed_batch, on_progress=on_progress)
+            rows = embed_texts(self._embedder, texts, batch=self._embed_batch, on_progress=on_progress)
         except EmbeddingError as error:
             if error.position is None:
                 raise
             position = positions[error.position]
             raise EmbeddingError(f"text {position} of {len(facts)} has no usable vector", position=position) from error
+        vectors.update(zip(wanted, rows, strict=True))
+
+    def _embedded(self, fact: NewFact) -> Vectors:
+        return embed_texts(self._embedder, [fact.text], batch=self._embed_batch)[0]
 
     def _apply(self, owner: OwnerId, batch: Batch) -> Applied:
         return self._records.apply(owner, batch, embedder=self._embedder.fingerprint)
 
     def _drop_blobs(self, owner: OwnerId, fact_id: FactId) -> None:
-        if self._blobs is not None:
+        if self._blobs is None:
+            return
+        try:
             self._blobs.drop_fact(owner, fact_id)
+        except BlobStoreError:
+            # A cache: nothing of it is served for a fact that is gone or has another version.
+            logger.warning("the KV of a changed fact was not dropped", exc_info=True)
 
-    def _drop_owner(self, owner: OwnerId) -> int:
-        return 0 if self._blobs is None else self._blobs.drop_owner(owner)
 
-
-def _stay(expires_at: float | None) -> float:
-    return math.inf if expires_at is None else expires_at
+def _stay(fact: Fact | NewFact) -> float:
+    return math.inf if fact.expires_at is None else fact.expires_at
 
 
 def _event_at(fact: NewFact) -> float | None:
@@ -331,5 +356,5 @@ def _repeated(change: Callable[[], _T]) -> _T:
 def _request_digest(facts: Sequence[NewFact]) -> str:
     digest = hashlib.blake2b(digest_size=32)
     for fact in facts:
-        digest.update(f"{content_digest(fact)}:{fact.expires_at}\n".encode())
+        digest.update(f"{content_digest(fact)}:{_stay(fact):f}\n".encode())
     return digest.hexdigest()

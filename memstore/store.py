@@ -18,7 +18,7 @@ from memstore.records.base import OwnerStats, RecordStore
 from memstore.search.searcher import Searcher
 from memstore.search.views import SearchMode
 from memstore.settings import MemStoreSettings
-from memstore.types import Addition, Change, Fact, FactId, NewFact, OwnerId, SearchHit
+from memstore.types import Addition, Change, Fact, FactId, FactState, NewFact, OwnerId, SearchHit
 from memstore.validation import possible_ids, validate_count, validate_owner, validate_query, validate_stream
 
 # `MemStore.list` would shadow the builtin in the annotations beside it.
@@ -27,6 +27,8 @@ _Hits: TypeAlias = list[SearchHit]
 _Owners: TypeAlias = list[OwnerId]
 _Changes: TypeAlias = list[Change]
 _Additions: TypeAlias = list[Addition]
+
+_PAGE = 1000
 
 
 class MemStore:
@@ -64,6 +66,7 @@ class MemStore:
     ) -> None:
         self.settings = settings or MemStoreSettings()
         self.blobs = blobs
+        self._clock = clock
         self.records: RecordStore = open_records(location, self.settings, clock=clock)
         try:
             self.embedder: Embedder = embedder or embedder_of(self.settings)
@@ -184,7 +187,8 @@ class MemStore:
         """Put a new fact in the place of another, which becomes history, and return the new one.
 
         Stream, speaker and metadata are taken over from the old fact unless given; time and expiry are not, since
-        they were the old one's. Where the owner has the new fact already, that one takes the place.
+        they were the old one's. Where the owner has the new fact already, that one takes the place; it goes on to
+        name the first fact that it superseded.
 
         Raises
         ------
@@ -203,10 +207,10 @@ class MemStore:
     def expire(self, owner: str | None = None) -> int:
         """Remove the facts whose time has come, of one owner or of all; return how many.
 
-        Nothing waits for this call: a fact that has expired is not returned any more.
+        To be called now and then; a fact that has expired is not returned any more in any case.
         """
-        owners = self.records.owners() if owner is None else [validate_owner(owner)]
-        return sum(map(self._lifecycle.expire, owners))
+        due = self.records.owners_with_expired(now=self._clock()) if owner is None else [validate_owner(owner)]
+        return sum(map(self._lifecycle.expire, due))
 
     def purge(self, owner: str) -> PurgeReceipt:
         """Remove everything of an owner: records, history, vectors, KV, the entries of the feed.
@@ -246,9 +250,15 @@ class MemStore:
         """
         owner_id, stream = validate_owner(owner), validate_stream(stream)
         limit, after_seq = validate_count("limit", limit), validate_count("after_seq", after_seq)
-        self._lifecycle.head(owner_id)
-        facts = self.records.page(owner_id, stream=stream, limit=limit, after_seq=after_seq, superseded=superseded)
-        return self._lifecycle.alive(facts)
+        facts: _Facts = []
+        while len(facts) < limit:
+            wanted = min(limit - len(facts), _PAGE)
+            page = self.records.page(owner_id, stream=stream, limit=wanted, after_seq=after_seq, superseded=superseded)
+            facts += self._lifecycle.alive(page)
+            if len(page) < wanted:
+                break
+            after_seq = page[-1].seq
+        return facts
 
     def history(self, owner: str, fact_id: str) -> _Facts:
         """Return a fact in every version, oldest first, those of the facts that it took the place of before its own."""
@@ -266,15 +276,15 @@ class MemStore:
     def count(self, owner: str) -> int:
         """Return the number of this owner's current facts."""
         owner_id = validate_owner(owner)
-        self._lifecycle.head(owner_id)
-        return self.records.count(owner_id)
+        expired = self._lifecycle.expired(owner_id, self.records.head(owner_id))
+        return self.records.count(owner_id) - sum(fact.state is FactState.CURRENT for fact in expired)
 
     def owners(self) -> _Owners:
         """Return every owner that has a fact, sorted."""
         return self.records.owners()
 
     def stats(self, owner: str) -> OwnerStats:
-        """Return what the store holds of an owner."""
+        """Return what the store holds of an owner, what has expired and is not removed yet included."""
         return self.records.stats(validate_owner(owner))
 
     def epoch(self, owner: str) -> int:

@@ -3,12 +3,14 @@
 import json
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from memstore.errors import InvalidFact, InvalidInput, InvalidOwner, InvalidQuery
 from memstore.types import FactId, NewFact, OwnerId
 
 MAX_OWNER_BYTES = 512
 MAX_KEY_BYTES = 512
+MAX_METADATA_DEPTH = 100
 
 # Where the integers end that a float holds exactly, as every backend compares them.
 _EXACT = 2**53
@@ -68,6 +70,8 @@ def encode_metadata(metadata: Mapping[str, object]) -> str:
     if not isinstance(metadata, Mapping):
         raise InvalidFact(f"metadata is a {type(metadata).__name__}: pass a JSON object")
     plain = dict(metadata)
+    if _is_deeper(plain, MAX_METADATA_DEPTH):
+        raise InvalidFact(f"metadata is nested deeper than {MAX_METADATA_DEPTH}: flatten it")
     try:
         text = json.dumps(plain, ensure_ascii=False, allow_nan=False)
         text.encode()
@@ -126,3 +130,19 @@ def _storable(name: str, value: str, refusal: type[InvalidInput]) -> int:
         return len(value.encode())
     except UnicodeEncodeError as error:
         raise refusal(f"{name} holds a lone surrogate at {error.start}: it is not text in any encoding") from error
+
+
+def _is_deeper(value: object, depth: int) -> bool:
+    """Return whether containers are nested more than `depth` times in `value`, which is one."""
+    # A limit of our own, since that of Python depends on how deep the caller is.
+    level: list[Any] = [value]
+    for _ in range(depth):
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, Mapping) else outer)
+            if isinstance(inner, Mapping | list | tuple)
+        ]
+        if not level:
+            return False
+    return True

@@ -42,6 +42,7 @@ _METADATA = "metadata."
 _FIELDS = "stream, speaker, time, metadata.KEY"
 _BOUNDS = ("gt", "gte", "lt", "lte")
 # From so many changes at once, sorting anew when next asked is cheaper than keeping the order.
+_PAIR_BYTES = 190
 _BULK = 1000
 
 
@@ -90,9 +91,15 @@ class AttributeIndex:
         # Ascending, in both.
         self._seqs: dict[str, dict[Key, Seqs]] = {}
         self._numbers: dict[str, _Numbers] = {}
+        self._nbytes = 0
 
     def __len__(self) -> int:
         return len(self._scalars)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the index, about."""
+        return self._nbytes
 
     def add(self, facts: Sequence[Fact]) -> None:
         """Add `facts`; one whose seq is present takes its place, also within one call."""
@@ -101,6 +108,7 @@ class AttributeIndex:
         self._expect(len(latest))
         for seq, fact in latest.items():
             self._scalars[seq] = tuple(_scalars(fact))
+            self._nbytes += _num_bytes(self._scalars[seq])
             for field, key in self._scalars[seq]:
                 insort(self._seqs.setdefault(field, {}).setdefault(key, array("q")), seq)
                 if field in self._numbers and isinstance(key, int | float):
@@ -111,7 +119,9 @@ class AttributeIndex:
         present = self._scalars.keys() & seqs
         self._expect(len(present))
         for seq in present:
-            for field, key in self._scalars.pop(seq):
+            scalars = self._scalars.pop(seq)
+            self._nbytes -= _num_bytes(scalars)
+            for field, key in scalars:
                 having = self._seqs[field][key]
                 del having[bisect_left(having, seq)]
                 if not having:
@@ -165,6 +175,12 @@ class _Numbers:
         start = (bisect_right if bounds.above_low else bisect_left)(self._values, bounds.low)
         end = (bisect_right if bounds.with_high else bisect_left)(self._values, bounds.high)
         return self._seqs[start:end]
+
+
+def _num_bytes(scalars: Sequence[tuple[str, Key]]) -> int:
+    # The pair, its place in the lists and, where no other fact has the value, a list of its own: measured over 100,000
+    # facts.
+    return sum(_PAIR_BYTES + (len(key) if isinstance(key, str) else 0) for _, key in scalars)
 
 
 def _merged(parts: Sequence[Seqs]) -> Int64s:

@@ -61,6 +61,12 @@ class KeywordIndex:
     def __len__(self) -> int:
         return len(self._seqs)
 
+    @property
+    def nbytes(self) -> int:
+        """Memory of the index."""
+        [(pages,)], [(size,)] = (self._db.execute(f"PRAGMA {name}").fetchall() for name in ("page_count", "page_size"))
+        return int(pages * size)
+
     def close(self) -> None:
         """Free the index, which cannot be used after."""
         self._db.close()

@@ -7,10 +7,11 @@ import numpy as np
 import numpy.typing as npt
 
 from memstore.embedding import Embedder, Vectors, unit_rows
-from memstore.errors import EmbeddingError, InvalidQuery
+from memstore.errors import EmbeddingError, InvalidQuery, StoreBusy
 from memstore.lifecycle import Inserted, Lifecycle
 from memstore.records.base import RecordStore
 from memstore.search.filters import FactFilter, parse_filter
+from memstore.search.vectors import Neighbour
 from memstore.search.views import OwnerView, SearchMode, Views
 from memstore.settings import MemStoreSettings
 from memstore.types import OwnerId, SearchHit
@@ -84,15 +85,15 @@ class Searcher:
             return near
         with self._views.opened(owner, self._lifecycle.head(owner)) as view:
             found = view.nearest(np.stack([row for _, row in rows]), _NEAR_DUPLICATES + 1)
+            versions = {seq: view.version(seq) for neighbours in found for seq, _ in neighbours}
         scores: list[dict[int, float]] = [{} for _ in added]
         for (position, _), neighbours in zip(rows, found, strict=True):
             for seq, score in neighbours:
                 if score >= self._near_duplicate_score and seq != added[position].insertion.fact.seq:
                     scores[position][seq] = max(score, scores[position].get(seq, -1.0))
-        facts = self._records.get_by_seqs(owner, sorted({seq for by_seq in scores for seq in by_seq}))
         for position, by_seq in enumerate(scores):
-            ranked = sorted(by_seq.items(), key=lambda item: (-item[1], item[0]))
-            near[position] = [SearchHit(facts[seq], score) for seq, score in ranked if seq in facts][:_NEAR_DUPLICATES]
+            ranked = [Neighbour(*pair) for pair in sorted(by_seq.items(), key=lambda item: (-item[1], item[0]))]
+            near[position] = self._hits(owner, ranked, versions)[:_NEAR_DUPLICATES]
         return near
 
     def drop(self, owner: OwnerId) -> None:
@@ -104,23 +105,32 @@ class Searcher:
         self._views.close()
 
     def _best(self, owner: OwnerId, query: _Query) -> list[SearchHit]:
-        hits: list[SearchHit] = []
         for _ in range(_ATTEMPTS if query.k else 0):
-            with self._views.opened(owner, self._lifecycle.head(owner)) as view:
-                found = view.search(query.mode, vector=query.vector, text=query.text, k=query.k, where=query.where)
+            head = self._lifecycle.head(owner)
+            expired = [fact.seq for fact in self._lifecycle.expired(owner, head)]
+            with self._views.opened(owner, head) as view:
+                found = view.search(
+                    query.mode, vector=query.vector, text=query.text, k=query.k, where=query.where, without=expired
+                )
                 versions = {seq: view.version(seq) for seq, _ in found}
-            facts = self._records.get_by_seqs(owner, list(versions))
-            hits = [
-                SearchHit(fact, score)
-                for seq, score in found
-                if (fact := facts.get(seq)) is not None
-                and fact.version == versions[seq]
-                and not self._lifecycle.has_expired(fact)
-            ]
+            hits = self._hits(owner, found, versions)
             # Fewer where a fact changed between the two look-ups: look again.
             if len(hits) == len(found):
-                break
-        return hits
+                return hits
+        if query.k:
+            raise StoreBusy(f"the facts of owner {owner!r} change faster than they can be read: repeat")
+        return []
+
+    def _hits(self, owner: OwnerId, found: Sequence[Neighbour], versions: Mapping[int, int | None]) -> list[SearchHit]:
+        """Return the facts found that are still as the view has seen them, current and not expired."""
+        facts = self._records.get_by_seqs(owner, [seq for seq, _ in found]) if found else {}
+        return [
+            SearchHit(fact, score)
+            for seq, score in found
+            if (fact := facts.get(seq)) is not None
+            and fact.version == versions[seq]
+            and not self._lifecycle.has_expired(fact)
+        ]
 
 
 def _search_mode(mode: str) -> SearchMode:

@@ -28,9 +28,7 @@ Reembed: TypeAlias = Callable[[OwnerId, Sequence[Fact]], None]
 _PAGE = 1000
 _ATTEMPTS = 20
 _FUSION_DEPTH = 100
-# Measured over 100,000 short facts.
-_KEYWORD_BYTES = 300
-_ATTRIBUTE_BYTES = 1300
+_VERSION_BYTES = 100  # of a dict of small integers
 
 
 class SearchMode(StrEnum):
@@ -59,12 +57,12 @@ class OwnerView:
 
     @property
     def nbytes(self) -> int:
-        """Memory that the view takes; of words and attributes an estimate."""
-        size = self._vectors.nbytes
+        """Memory that the view takes; of attributes an estimate."""
+        size = self._vectors.nbytes + _VERSION_BYTES * len(self._versions)
         if self._keywords is not None:
-            size += _KEYWORD_BYTES * len(self._keywords)
+            size += self._keywords.nbytes
         if self._attributes is not None:
-            size += _ATTRIBUTE_BYTES * len(self._attributes)
+            size += self._attributes.nbytes
         return size
 
     def close(self) -> None:
@@ -78,22 +76,35 @@ class OwnerView:
 
     def bring_to(self, head: OwnerHead) -> None:
         """Take in every change up to `head`, or more."""
-        for _ in range(_ATTEMPTS):
+        for attempt in range(_ATTEMPTS):
             if self._position >= head.position:
                 return
             if self._position < 0:
                 self._load(head)
                 return
-            if self._catch_up():
+            if self._catch_up(makes_lacking=attempt > 1):
                 return
             head = self._records.head(self._owner)
         raise StoreBusy(f"the facts of owner {self._owner!r} change faster than they can be read: repeat")
 
     def search(
-        self, mode: SearchMode, *, vector: Vectors | None, text: str, k: int, where: FactFilter | None
+        self,
+        mode: SearchMode,
+        *,
+        vector: Vectors | None,
+        text: str,
+        k: int,
+        where: FactFilter | None,
+        without: Sequence[int] = (),
     ) -> list[Neighbour]:
-        """Return the min(k, matching) best facts; for keywords, only facts that have a word of `text` match."""
+        """Return the min(k, matching) best facts; for keywords, only facts that have a word of `text` match.
+
+        The seqs `without` match nothing.
+        """
         allowed = None if where is None else self._attribute_index().matching(where)
+        if without:
+            everything = np.array(sorted(self._versions), dtype=np.int64) if allowed is None else allowed
+            allowed = np.setdiff1d(everything, np.array(without, dtype=np.int64), assume_unique=True)
         if mode is SearchMode.KEYWORD:
             return self._keyword_index().search(text, k, allowed=allowed)
         assert vector is not None, f"a {mode} search without a vector"
@@ -135,8 +146,11 @@ class OwnerView:
         self._versions = dict(zip(stored.seqs.tolist(), stored.versions.tolist(), strict=True))
         self._position = head.position
 
-    def _catch_up(self) -> bool:
-        """Take in the changes after the view's position; return False where a fact changed meanwhile."""
+    def _catch_up(self, *, makes_lacking: bool) -> bool:
+        """Take in the changes after the view's position; return False where a fact changed meanwhile.
+
+        With `makes_lacking`, a fact whose vectors are missing is taken for damaged and no longer for changed.
+        """
         changes = self._changes()
         if changes is None:
             self._position = -1
@@ -149,7 +163,10 @@ class OwnerView:
         stored = self._read_vectors(list(current))
         rows = {seq: stored.rows[stored.seqs == seq] for seq in np.unique(stored.seqs).tolist()}
         versions = dict(zip(stored.seqs.tolist(), stored.versions.tolist(), strict=True))
-        if any(versions.get(seq) != fact.version for seq, fact in current.items()):
+        lacking = [fact for seq, fact in current.items() if versions.get(seq) != fact.version]
+        if lacking:
+            if makes_lacking:
+                self._reembed(self._owner, lacking)
             return False
         self._vectors.remove([seq for seq in seqs if seq not in current])
         self._vectors.add(list(current), [rows[seq] for seq in current])

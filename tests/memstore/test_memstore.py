@@ -308,3 +308,17 @@ def test_a_change_drops_the_kv_in_the_same_call(store: MemStore, put_kv: Callabl
     assert store.blobs is not None
     assert store.blobs.load(gone) is None
     assert store.blobs.load(kept) is not None
+
+
+def test_metadata_has_a_depth_that_every_caller_can_read(store: MemStore) -> None:
+    def nested(depth: int) -> dict[str, object]:
+        value: object = 1
+        for _ in range(depth - 1):
+            value = [value]
+        return {"a": value}
+
+    fact = store.add("ana", "deep", metadata=nested(100))
+    assert store.get("ana", fact.id).metadata == nested(100)
+    for depth in (101, 985, 10_000):
+        with pytest.raises(InvalidFact, match="nested"):
+            store.add("ana", "deeper", metadata=nested(depth))

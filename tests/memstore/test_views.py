@@ -23,14 +23,14 @@ def test_memory_follows_the_owners_in_use(location: str) -> None:
         for number in range(10):
             assert len(store.search(f"owner {number}", "fact 3", k=50)) == 10
             sizes.append(store.index_bytes())
-        one = 10 * (256 * 4 + 8)
+        one = 10 * (256 * 4 + 8 + 100)
         assert sizes == [one, 2 * one, *[3 * one] * 8]
         assert len(opened(store)) == 3
         assert [hit.fact.text for hit in store.search("owner 0", "fact 3", k=1)] == ["fact 3"]
 
 
 def test_the_budget_is_in_bytes_too(location: str) -> None:
-    one = 10 * (256 * 4 + 8)
+    one = 10 * (256 * 4 + 8 + 100)
     settings = MemStoreSettings(max_index_bytes=2 * one + 1)
     with MemStore(location, embedder=BigramEmbedder(), settings=settings) as store:
         for number in range(4):
