@@ -2,6 +2,7 @@
 
 from memstore.embedding import Embedder, SentenceTransformerEmbedder
 from memstore.errors import (
+    BlobStoreDamaged,
     BlobStoreError,
     BlobStoreFull,
     BlobStoreInUse,
@@ -62,6 +63,7 @@ __all__ = [
     "Addition",
     "BlobReport",
     "BlobStats",
+    "BlobStoreDamaged",
     "BlobStoreError",
     "BlobStoreFull",
     "BlobStoreInUse",

@@ -32,6 +32,7 @@
             ├── BlobStoreFull
             ├── BlobStoreReadOnly
             ├── BlobStoreInUse        opened twice in one process, or compacted while open
+            ├── BlobStoreDamaged      the whole file is damaged or of another release, and was left in its place
             └── CorruptBlob           one value fails its checksum or layout
 """
 
@@ -224,6 +225,10 @@ class BlobStoreReadOnly(BlobStoreError):
 
 class BlobStoreInUse(BlobStoreError):
     """This process has the KV cache open already, or another has it open while it is to be compacted."""
+
+
+class BlobStoreDamaged(BlobStoreError):
+    """The KV cache is damaged, or of another release, and was not to be replaced or could not be; it is as it was."""
 
 
 class CorruptBlob(BlobStoreError):

@@ -3,12 +3,14 @@
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
+from memstore.errors import BlobStoreDamaged
 from memstore.kv.verify import BlobReport
 from memstore.records.base import Problem
 from memstore.store import MemStore
 from memstore.types import FactId, OwnerId
 
 _BATCH = 256
+_DAMAGED_CACHE = "damaged-kv-cache"
 
 
 class VerifyReport(NamedTuple):
@@ -19,7 +21,10 @@ class VerifyReport(NamedTuple):
 
     problems: list[Problem]
     blobs: BlobReport | None
-    """None where no KV cache was given."""
+    """None where no KV cache was given, or it could not be opened."""
+
+    kv_replaced: bool
+    """The KV cache was damaged as a whole, or of another release, and an empty one was put in its place."""
 
     @property
     def is_sound(self) -> bool:
@@ -30,10 +35,16 @@ class VerifyReport(NamedTuple):
         return blobs is None or blobs.repaired >= blobs.corrupt + blobs.orphans + blobs.dangling
 
 
-def verify(store: MemStore, *, repair: bool) -> VerifyReport:
+def verify(store: MemStore, *, repair: bool, kv_damage: BlobStoreDamaged | None = None) -> VerifyReport:
     """Check every record, vector and KV blob against each other; with `repair`, mend what can be mended.
 
-    Damaged records are set aside, since nothing can bring them back; whatever follows from records is made anew.
+    Damaged records are set aside, since nothing can bring them back; whatever follows from records is made anew. A KV
+    cache that is damaged as a whole is replaced by whoever opens it, or not at all: see `KVBlobs`.
+
+    Parameters
+    ----------
+    kv_damage
+        Why the cache of this store, which has none then, could not be opened.
     """
     embedder = store.embedder
     found = store.records.check(embedder=embedder.fingerprint, dimension=embedder.dimension, repair=repair)
@@ -49,4 +60,11 @@ def verify(store: MemStore, *, repair: bool) -> VerifyReport:
         return {fact_id for fact_id, version in facts if stored.get(fact_id) == version}
 
     blobs = None if store.blobs is None else store.blobs.verify(alive=alive, repair=repair)
-    return VerifyReport(sum(store.records.count(owner) for owner in owners), found, blobs)
+    replaced = None if store.blobs is None else store.blobs.replaced
+    if replaced is not None:
+        found = [*found, Problem(_DAMAGED_CACHE, None, None, replaced, repaired=True)]
+    if kv_damage is not None:
+        found = [*found, Problem(_DAMAGED_CACHE, None, None, str(kv_damage), repaired=False)]
+    return VerifyReport(
+        sum(store.records.count(owner) for owner in owners), found, blobs, kv_replaced=replaced is not None
+    )

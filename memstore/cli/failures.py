@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 
 from memstore.cli.secrets import Secrets, secrets_of
 from memstore.errors import (
+    BlobStoreDamaged,
     CorruptBlob,
     EmbedderMismatch,
     EmbeddingError,
@@ -40,7 +41,7 @@ EXIT_CODES = {
     INVALID: "An argument, an option, a file or a setting is not valid, or what was asked for was not confirmed.",
     NOT_FOUND: "There is no such fact, owner, store or KV cache.",
     UNAVAILABLE: "The store does not answer, refuses the user, is busy, read-only or full. It may help to repeat.",
-    UNUSABLE: "The store is damaged, of a newer release, or its vectors are not of this embedder.",
+    UNUSABLE: "The store or its KV cache is damaged or of another release, or its vectors are not of this embedder.",
     UNEXPECTED: "A defect of this program: MEMSTORE_DEBUG=1 shows where.",
     INTERRUPTED: "Ended by Ctrl-C.",
     PIPE_CLOSED: "Whoever read the output went away.",
@@ -126,7 +127,9 @@ def _meaning(error: Exception) -> tuple[int, str]:
             return NOT_FOUND, message
         case InvalidInput():
             return INVALID, message
-        case StoreDamaged() | StoreTooNew() | EmbedderMismatch() | EmbeddingError() | CorruptBlob():
+        case (
+            StoreDamaged() | StoreTooNew() | EmbedderMismatch() | EmbeddingError() | CorruptBlob() | BlobStoreDamaged()
+        ):
             return UNUSABLE, message
         case StoreError():
             return UNAVAILABLE, message

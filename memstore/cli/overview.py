@@ -46,7 +46,7 @@ def doctor(session: Session) -> None:
 
     Exits with 1 where something is an error.
     """
-    findings = [*session.records.doctor(), _embedder_finding(session), *_kv_findings(session)]
+    findings = [*session.records.doctor(), _embedder_finding(session), _kv_finding(session)]
     rows: list[Row] = [plain(finding) for finding in findings]
     session.out.rows(rows, ("level", "subject", "message"))
     if any(finding.level == "error" for finding in findings):
@@ -114,24 +114,20 @@ def _embedder_finding(session: Session) -> Finding:
     return Finding("ok", "embedder", stored)
 
 
-def _kv_findings(session: Session) -> list[Finding]:
+def _kv_finding(session: Session) -> Finding:
     try:
         blobs = session.blobs
     except BlobStoreError as error:
-        return [Finding("error", "KV cache", str(error))]
+        return Finding("error", "KV cache", str(error))
     if blobs is None:
-        return [Finding("ok", "KV cache", "none: no --kv, and none beside the store")]
+        return Finding("ok", "KV cache", "none: no --kv, and none beside the store")
     size = blobs.stats()
     share = size.blob_bytes / size.map_size_bytes
     message = (
         f"{blobs.path}: {size.encodings} encodings, {size.blob_bytes / 2**20:.1f} MiB, {share:.0%} of the budget of "
         f"{size.map_size_bytes / 2**20:.0f} MiB"
     )
-    findings = [Finding("ok", "KV cache", message)]
     if share > _NEARLY_FULL:
         advice = "nearly full, so that new encodings push out old ones: raise MEMSTORE_BLOB_MAP_SIZE_BYTES"
-        findings = [Finding("warning", "KV cache", f"{message}: {advice}")]
-    if blobs.corrupt_count:
-        moved = f"{blobs.path} was damaged and has been moved aside: facts are encoded anew"
-        findings.append(Finding("warning", "KV cache", moved))
-    return findings
+        return Finding("warning", "KV cache", f"{message}: {advice}")
+    return Finding("ok", "KV cache", message)

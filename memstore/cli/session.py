@@ -91,18 +91,22 @@ class Session:
 
     @cached_property
     def blobs(self) -> KVBlobs | None:
-        """The KV cache, or None."""
-        if self.kv_path is None:
-            return None
-        return self._stack.enter_context(KVBlobs(self.kv_path, settings=self.settings))
+        """The KV cache, or None; one that is damaged stays where it is, and raises `BlobStoreDamaged`."""
+        return self._open_blobs(replace_damaged=False)
 
-    def open_store(self, *, with_kv: bool) -> MemStore:
+    def open_store(self, *, with_kv: bool, replace_damaged_kv: bool = False) -> MemStore:
         """Return the store, for a command that reads or changes facts.
 
         Parameters
         ----------
         with_kv
             Whether the KV cache follows what the command changes; a command that only reads leaves it closed.
+        replace_damaged_kv
+            Whether a KV cache that is damaged, or of another release, is moved aside for an empty one.
+
+        Raises
+        ------
+        BlobStoreDamaged
         """
         records = open_records(self.location, self.settings)
         try:
@@ -113,7 +117,7 @@ class Session:
             self.location,
             embedder=StoredEmbedder(stored, self.load_embedder),
             settings=self.settings,
-            blobs=self.blobs if with_kv else None,
+            blobs=self._open_blobs(replace_damaged=replace_damaged_kv) if with_kv else None,
         )
         return self._stack.enter_context(store)
 
@@ -125,6 +129,12 @@ class Session:
         except (OSError, ValueError, RuntimeError, ImportError) as error:
             name = settings.embedder_model or "that ships with the package"
             raise EmbeddingError(f"the embedder {name} cannot be loaded: {error}") from error
+
+    def _open_blobs(self, *, replace_damaged: bool) -> KVBlobs | None:
+        if self.kv_path is None:
+            return None
+        blobs = KVBlobs(self.kv_path, settings=self.settings, replace_damaged=replace_damaged)
+        return self._stack.enter_context(blobs)
 
     def __enter__(self) -> Self:
         return self

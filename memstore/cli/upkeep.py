@@ -9,7 +9,7 @@ from memstore.cli.failures import FOUND_PROBLEMS
 from memstore.cli.output import Row, plain, progress_bar
 from memstore.cli.session import Session
 from memstore.cli.stored_embedder import stored_fingerprint
-from memstore.errors import BlobStoreError
+from memstore.errors import BlobStoreDamaged, BlobStoreError
 from memstore.reindex import reindex as reindex_store
 from memstore.verify import verify as verify_store
 
@@ -28,10 +28,17 @@ def verify(
 ) -> None:
     """Check every record, vector and KV blob against each other.
 
-    A damaged record is set aside, since nothing can bring it back; vectors are made anew, and damaged KV is dropped.
+    A damaged record is set aside, since nothing can bring it back; vectors are made anew, damaged KV is dropped, and a
+    KV cache that is damaged as a whole, or of another release, is moved aside. Without --repair nothing is changed.
     Exits with 1 where something is wrong, unless all of it was mended.
     """
-    report = verify_store(session.open_store(with_kv=True), repair=repair and not dry_run)
+    mends = repair and not dry_run
+    kv_damage: BlobStoreDamaged | None = None
+    try:
+        store = session.open_store(with_kv=True, replace_damaged_kv=mends)
+    except BlobStoreDamaged as error:
+        kv_damage, store = error, session.open_store(with_kv=False)
+    report = verify_store(store, repair=mends, kv_damage=kv_damage)
     if session.out.as_json:
         session.out.record({**plain(report), "is_sound": report.is_sound})
     else:

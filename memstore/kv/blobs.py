@@ -68,25 +68,43 @@ class KVBlobs:
         Tensor-parallel rank whose heads this instance reads and writes. Shard 0 writes the descriptions.
     settings
         None reads them from the environment.
+    replace_damaged
+        Whether a cache that is damaged as a whole, or of another release, is moved aside for an empty one. For whoever
+        only looks: False raises `BlobStoreDamaged` instead, and leaves it where it is.
 
     Attributes
     ----------
     corrupt_count
         Damaged values that this instance found and dropped; a damaged environment counts as one.
+    replaced
+        What was wrong with the cache that was moved aside at open; None where none was.
 
     Raises
     ------
-    BlobStoreReadOnly, BlobStoreFull, BlobStoreInUse, BlobStoreError
+    BlobStoreDamaged, BlobStoreReadOnly, BlobStoreFull, BlobStoreInUse, BlobStoreError
     """
 
-    def __init__(self, path: str | Path, *, shard: int = 0, settings: MemStoreSettings | None = None) -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        shard: int = 0,
+        settings: MemStoreSettings | None = None,
+        replace_damaged: bool = True,
+    ) -> None:
         assert 0 <= shard < 2**16, f"shard {shard}"
         settings = settings or MemStoreSettings()
         self.path = Path(path)
         self.shard = shard
         self._limit_bytes = settings.blob_map_size_bytes
-        self._env = Environment(self.path, limit_bytes=self._limit_bytes, max_readers=settings.blob_max_readers)
+        self._env = Environment(
+            self.path,
+            limit_bytes=self._limit_bytes,
+            max_readers=settings.blob_max_readers,
+            replace_damaged=replace_damaged,
+        )
         self.corrupt_count = int(self._env.was_damaged)
+        self.replaced = self._env.replaced
         self._is_open = True
         try:
             self._writer = BlobWriter(self._rows, limit_bytes=self._limit_bytes, path=self.path)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import lmdb
 from lmdb.verify import VerifyError
 
-from memstore.errors import BlobStoreError, BlobStoreInUse
+from memstore.errors import BlobStoreDamaged, BlobStoreError, BlobStoreInUse
 from memstore.kv.faults import translated
 from memstore.kv.lock import OpenersLock
 from memstore.kv.pages import require_sound
@@ -53,19 +53,28 @@ class _OtherFormat(ValueError):
 class Environment:
     """The environment of one directory, for all threads of a process.
 
+    Parameters
+    ----------
+    replace_damaged
+        Whether one that is damaged, or of another release, is moved aside for an empty one. Otherwise, and where
+        another process has it open, it stays where it is.
+
     Attributes
     ----------
     was_damaged
         Whether a damaged one was moved aside at open.
+    replaced
+        What was wrong with the one that was moved aside at open, damaged or not; None where none was.
 
     Raises
     ------
-    BlobStoreError
+    BlobStoreDamaged, BlobStoreError
     """
 
-    def __init__(self, path: Path, *, limit_bytes: int, max_readers: int) -> None:
+    def __init__(self, path: Path, *, limit_bytes: int, max_readers: int, replace_damaged: bool = True) -> None:
         self.path = path
         self.was_damaged = False
+        self.replaced: str | None = None
         self._limit_bytes = limit_bytes
         self._max_readers = max_readers
         self._changed = threading.Condition()
@@ -73,6 +82,7 @@ class Environment:
         self._is_paused = False
         self._env: Any = None
         self._is_closed = False
+        self._replace_damaged = replace_damaged
         with translated(path):
             path.mkdir(parents=True, exist_ok=True)
             self._lock = OpenersLock(path / "open.lock")
@@ -222,22 +232,21 @@ class Environment:
                 require_sound(self.path / _DATA)
             self._open(alone=alone)
         except (*_DAMAGE, VerifyError, _OtherFormat) as error:
+            is_foreign = isinstance(error, _OtherFormat)
+            wrong = f"the KV cache {self.path} {'is of another release' if is_foreign else 'is damaged'} ({error})"
             if not alone:
-                raise BlobStoreError(
-                    f"the KV cache {self.path} cannot be read ({error}), and another process has it open: "
-                    "stop that one first, then it is replaced"
+                raise BlobStoreDamaged(
+                    f"{wrong}, and another process has it open: stop that one first, then it can be replaced"
                 ) from error
-            if isinstance(error, _OtherFormat):
-                aside = _OTHER_RELEASE
-                logger.info(
-                    "the KV cache %s is of another release (%s): moved aside, facts are encoded anew", self.path, error
-                )
-            else:
-                aside = _DAMAGED
-                self.was_damaged = True
-                logger.warning(
-                    "the KV cache %s was damaged (%s): moved aside, every fact will be encoded anew", self.path, error
-                )
+            if not self._replace_damaged:
+                raise BlobStoreDamaged(
+                    f"{wrong}: `memstore verify --repair` moves it aside, and so does a server that starts; "
+                    "facts are encoded anew then"
+                ) from error
+            self.was_damaged, self.replaced = not is_foreign, wrong
+            aside = _OTHER_RELEASE if is_foreign else _DAMAGED
+            level = logging.INFO if is_foreign else logging.WARNING
+            logger.log(level, "%s: moved aside, every fact will be encoded anew", wrong)
             os.replace(self.path / _DATA, self.path / aside)
             (self.path / "lock.mdb").unlink(missing_ok=True)
             self._open(alone=alone)

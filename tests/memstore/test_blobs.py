@@ -11,6 +11,7 @@ import torch
 from small_kv import TOKENS, encoding, entries, flipped, kv, overwrite, raw
 
 from memstore import (
+    BlobStoreDamaged,
     BlobStoreError,
     BlobStoreInUse,
     CorruptBlob,
@@ -254,7 +255,7 @@ def test_a_damaged_environment_is_moved_aside(
         assert blobs.corrupt_count == 1
         assert blobs.stats().encodings == 0
         assert blobs.put(encoding(2), *kv(2))
-    assert "was damaged" in caplog.text
+    assert "is damaged" in caplog.text
     assert (tmp_path / "data.mdb.damaged").read_bytes() == damaged
     with KVBlobs(tmp_path, settings=settings) as blobs:
         assert blobs.load(encoding(2).id) is not None
@@ -273,6 +274,29 @@ def test_a_cache_of_another_release_is_moved_aside_but_is_no_damage(
     assert "another release" in caplog.text
     assert "damaged" not in caplog.text
     assert (tmp_path / "data.mdb.other-release").exists()
+
+
+@pytest.mark.parametrize("damage", ["noise", "other release"])
+def test_a_cache_that_is_not_to_be_replaced_stays_as_it_is(
+    tmp_path: Path, settings: MemStoreSettings, damage: str
+) -> None:
+    with KVBlobs(tmp_path, settings=settings) as blobs:
+        blobs.put(encoding(1), *kv(1))
+        if damage == "other release":
+            with blobs._env.transaction(write=True) as txn:
+                txn.put(b"format", b"1")
+    data = tmp_path / "data.mdb"
+    if damage == "noise":
+        data.write_bytes(b"\xa5" * data.stat().st_size)
+    before, names = data.read_bytes(), sorted(tmp_path.iterdir())
+    with pytest.raises(BlobStoreDamaged, match=r"(is damaged|another release).*memstore verify --repair"):
+        KVBlobs(tmp_path, settings=settings, replace_damaged=False)
+    assert (data.read_bytes(), sorted(tmp_path.iterdir())) == (before, names)
+    with KVBlobs(tmp_path, settings=settings) as blobs:
+        assert blobs.replaced is not None
+        assert blobs.stats().encodings == 0
+    with KVBlobs(tmp_path, settings=settings, replace_damaged=False) as blobs:
+        assert blobs.replaced is None
 
 
 def test_an_environment_that_lost_its_end(tmp_path: Path, settings: MemStoreSettings) -> None:

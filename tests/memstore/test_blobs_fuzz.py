@@ -228,4 +228,4 @@ def test_a_file_that_lmdb_would_trip_over_is_set_aside(
         assert blobs.corrupt_count == 1
         assert blobs.stats().encodings == 0
     assert (tmp_path / "data.mdb.damaged").read_bytes() == data
-    assert "was damaged" in caplog.text
+    assert "is damaged" in caplog.text

@@ -44,7 +44,7 @@ def change(database: Path, statement: str, *arguments: object) -> None:
 
 def test_a_sound_store_is_sound(cli: CommandLine, facts: MemStore) -> None:
     facts.add("ana", "Rex is a beagle")
-    expected = {"facts": 1, "problems": [], "blobs": None, "is_sound": True}
+    expected = {"facts": 1, "problems": [], "blobs": None, "kv_replaced": False, "is_sound": True}
     assert cli("verify", "--json").json == expected
     assert cli("verify").stdout == "1 facts, sound\n"
 
@@ -79,6 +79,56 @@ def test_orphaned_kv_is_found_and_dropped(cli: CommandLine, facts: MemStore, tmp
     mended = cli("verify", *at, "--repair", "--json")
     assert (mended.code, mended.json["blobs"]["repaired"]) == (0, 1)
     assert cli("verify", *at, "--json").json["blobs"]["encodings"] == 1
+
+
+@pytest.fixture(params=["damaged", "of another release"])
+def unreadable_kv(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """The directory of a KV cache that cannot be used as a whole."""
+    with KVBlobs(tmp_path / "cache") as blobs:
+        blobs.put(encoding(1), *kv(1))
+        if request.param == "of another release":
+            with blobs._env.transaction(write=True) as txn:
+                txn.put(b"format", b"1")
+    data = tmp_path / "cache" / "data.mdb"
+    if request.param == "damaged":
+        data.write_bytes(b"\xa5" * data.stat().st_size)
+    return tmp_path / "cache"
+
+
+def test_only_a_repair_replaces_a_kv_cache(on_disk: tuple[CommandLine, MemStore, Path], unreadable_kv: Path) -> None:
+    cli, store, _ = on_disk
+    fact = store.add("ana", "Rex is a beagle")
+    at = ("--kv", str(unreadable_kv), "--json")
+    before = {path.name: path.read_bytes() for path in unreadable_kv.iterdir()}
+
+    def stays() -> bool:
+        return {path.name: path.read_bytes() for path in unreadable_kv.iterdir()} == before
+
+    changes = (["facts", "delete", fact.id, "--owner", "ana"], ["owners", "purge", "ana", "--yes"])
+    for command in (["stats"], ["compact"], *changes):
+        run = cli(*command, *at)
+        assert (run.code, stays()) == (5, True), run.stderr
+        assert "memstore verify --repair" in run.stderr
+    assert store.get("ana", fact.id) == fact
+    assert cli("watch", "--since", "0", "--once", *at).code == 0
+    doctor = cli("doctor", *at)
+    assert (doctor.code, doctor.json[-1]["level"], doctor.json[-1]["subject"], stays()) == (
+        1,
+        "error",
+        "KV cache",
+        True,
+    )
+    for arguments in ([], ["--dry-run"], ["--repair", "--dry-run"]):
+        run = cli("verify", *arguments, *at)
+        assert (run.code, run.json["is_sound"], run.json["kv_replaced"], stays()) == (1, False, False, True)
+        [problem] = run.json["problems"]
+        assert (problem["kind"], problem["repaired"]) == ("damaged-kv-cache", False)
+    run = cli("verify", "--repair", *at)
+    assert (run.code, run.json["is_sound"], run.json["kv_replaced"]) == (0, True, True)
+    [problem] = run.json["problems"]
+    assert (problem["kind"], problem["repaired"]) == ("damaged-kv-cache", True)
+    assert cli("verify", *at).json["problems"] == []
+    assert cli("stats", *at).json["kv"]["encodings"] == 0
 
 
 # ---- reindex, compact ----
