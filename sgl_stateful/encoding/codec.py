@@ -27,7 +27,8 @@ class FactCodec:
 
     def __init__(self, tokenizer: Tokenizer, *, context: Sequence[int], model_fingerprint: str) -> None:
         self._tokenizer = tokenizer
-        self._cache: OrderedDict[tuple[FactId, int], tuple[int, ...]] = OrderedDict()
+        # By what is rendered: an id and a version may come back with another text, from an export after a purge.
+        self._cache: OrderedDict[bytes, tuple[int, ...]] = OrderedDict()
         self._lock = Lock()
         self.context = tuple(context)
         self.fingerprint = hashlib.blake2b(
@@ -40,12 +41,13 @@ class FactCodec:
 
     def encode_fact(self, fact: Fact) -> FactTokens:
         """The fact and the ids of its rendering."""
-        key = (fact.id, fact.version)
+        line = render_fact(fact)
+        key = hashlib.blake2b(line.encode(), digest_size=16).digest()
         with self._lock:
             if (ids := self._cache.get(key)) is not None:
                 self._cache.move_to_end(key)
                 return FactTokens(fact, ids)
-        ids = tuple(self.encode_text(render_fact(fact)))
+        ids = tuple(self.encode_text(line))
         with self._lock:
             self._cache[key] = ids
             if len(self._cache) > _CACHED_FACTS:

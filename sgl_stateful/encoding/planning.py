@@ -47,6 +47,7 @@ class EncodePlanner:
             fact
             for fact in facts
             if (encoding := encoded.get(fact.id, {}).get(0)) is None
+            or encoding.token_ids != self._codec.encode_fact(fact).token_ids
             or _is_stale(encoding, current, policy.constant_prefix(fact, current, anchors))
         ]
         return [part for job in policy.plan(facts, missing, anchors) for part in self._within_budget(job)]
