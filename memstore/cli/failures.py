@@ -55,6 +55,11 @@ class NotFound(MemStoreError):
     """What a command was asked about does not exist."""
 
 
+def no_such_owner(owner: str) -> NotFound:
+    """Return the error for an owner of whom the store holds nothing."""
+    return NotFound(f"there is no owner {owner!r} in this store")
+
+
 class Root(TyperGroup):
     """The outermost command group; every failure of a command ends here."""
 

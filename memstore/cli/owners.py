@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from memstore.cli.command import DryRunOption, command
-from memstore.cli.failures import NotFound
+from memstore.cli.failures import no_such_owner
 from memstore.cli.output import Row, plain, printable
 from memstore.cli.session import Session
 from memstore.errors import InvalidInput
@@ -33,7 +33,7 @@ def stats(
 ) -> None:
     """Count what the store holds of each owner: facts, former versions, bytes of text."""
     names = [validate_owner(owner) for owner in owners] if owners else session.records.owners()
-    session.out.rows([_stats(session, name) for name in names], ("owner", *_COUNTS))
+    session.out.rows([{"owner": name, **_counts(session, name)} for name in names], ("owner", *_COUNTS))
 
 
 @command(app, "purge")
@@ -48,7 +48,7 @@ def purge(
     Asks for the owner's name first. Without a terminal, or where the name is another one, nothing is removed.
     """
     name = validate_owner(owner)
-    counts = plain(session.records.stats(name))
+    counts = _counts(session, name)
     size = f"{counts['current']} facts, {counts['superseded']} superseded ones, {counts['history']} former versions"
     if dry_run:
         session.out.say({"purged": False, "owner": name, **counts}, f"would remove {size} and all KV of {name}")
@@ -66,11 +66,11 @@ def purge(
         session.out.note(f"the text may still be in {gone.remains}")
 
 
-def _stats(session: Session, owner: OwnerId) -> Row:
-    counts = plain(session.records.stats(owner))
+def _counts(session: Session, owner: OwnerId) -> dict[str, int]:
+    counts: dict[str, int] = plain(session.records.stats(owner))
     if not any(counts.values()):
-        raise NotFound(f"there is no owner {owner!r} in this store")
-    return {"owner": owner, **counts}
+        raise no_such_owner(owner)
+    return counts
 
 
 def _confirm(owner: OwnerId, warning: str) -> None:

@@ -13,6 +13,7 @@ from typing import IO, Annotated
 import typer
 
 from memstore.cli.command import DryRunOption, command
+from memstore.cli.failures import no_such_owner
 from memstore.cli.output import plain, progress_bar
 from memstore.cli.session import Session
 from memstore.errors import InvalidExport, InvalidInput
@@ -51,9 +52,13 @@ def export(
 ) -> None:
     """Write facts with their history to a file: a header with a checksum, then one JSON object a line.
 
-    What was written is counted on stdout, or on stderr where the facts go to stdout.
+    What was written is counted on stdout, or on stderr where the facts go to stdout. An owner without any fact is an
+    error, and nothing is written then.
     """
     store = session.open_store(with_kv=False)
+    for name in owner or ():
+        if not store.records.page(validate_owner(name), stream=None, limit=1, after_seq=0, superseded=True):
+            raise no_such_owner(name)
     to_stdout = str(output) == "-"
     with progress_bar("exporting") as on_progress:
         sink = sys.stdout.buffer if to_stdout else output

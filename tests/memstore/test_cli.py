@@ -265,3 +265,21 @@ def test_purge_removes_one_owner(cli: CommandLine, facts: MemStore, kv_of_a_fact
     assert (receipt["records"]["facts"], receipt["records"]["vectors"], receipt["records"]["epoch"]) == (1, 1, 1)
     assert (facts.owners(), encodings(kv_path)) == (["bob"], 0)
     assert facts.get("bob", his.id) == his
+
+
+def test_a_purge_of_nobody_writes_nothing(cli: CommandLine, facts: MemStore) -> None:
+    facts.add("ana", "Rex is a beagle")
+    position = facts.records.last_position()
+    for options in (["--yes"], ["--dry-run"], []):
+        run = cli("owners", "purge", "Ana", *options)
+        assert (run.code, run.stdout) == (3, "")
+        assert run.stderr == "memstore: there is no owner 'Ana' in this store\n"
+    assert (facts.records.last_position(), facts.epoch("Ana")) == (position, 0)
+    assert cli("owners", "stats", "Ana").code == 3
+
+
+def test_a_purge_can_be_repeated(cli: CommandLine, facts: MemStore) -> None:
+    facts.add("ana", "Rex is a beagle")
+    assert cli("owners", "purge", "ana", "--yes", "--json").json["records"]["facts"] == 1
+    again = cli("owners", "purge", "ana", "--yes", "--json").json
+    assert (again["purged"], again["records"]["facts"]) == (True, 0)

@@ -78,6 +78,19 @@ def test_an_export_says_what_it_wrote(cli: CommandLine, facts: MemStore, exporte
     assert to_stdout.stderr == "memstore: exported 1 facts and 0 former versions of 1 owners\n"
 
 
+def test_an_export_of_a_mistyped_owner_leaves_the_file_as_it_is(
+    cli: CommandLine, exported: Path, tmp_path: Path
+) -> None:
+    before, names = exported.read_bytes(), sorted(tmp_path.iterdir())
+    for owners in (["Ana"], ["ana", "Bob"]):
+        options = [word for owner in owners for word in ("--owner", owner)]
+        run = cli("export", *options, "--output", str(exported), "--json")
+        assert (run.code, run.stdout) == (3, "")
+        assert run.stderr == f"memstore: there is no owner {owners[-1]!r} in this store\n"
+        assert cli("export", *options).stdout == ""
+    assert (exported.read_bytes(), sorted(tmp_path.iterdir())) == (before, names)
+
+
 def test_an_export_comes_back_into_an_empty_store(exported: Path, facts: MemStore, tmp_path: Path) -> None:
     empty = bigrams(str(tmp_path / "empty"))
     would = empty("import", str(exported), "--dry-run", "--json").json
