@@ -1,6 +1,7 @@
 """What goes wrong becomes one line on stderr and an exit code."""
 
 import contextlib
+import errno
 import logging
 import os
 import sys
@@ -40,7 +41,10 @@ EXIT_CODES = {
     FOUND_PROBLEMS: "The command ran, and found problems: damage that is not mended, or an error of the set-up.",
     INVALID: "An argument, an option, a file or a setting is not valid, or what was asked for was not confirmed.",
     NOT_FOUND: "There is no such fact, owner, store or KV cache.",
-    UNAVAILABLE: "The store does not answer, refuses the user, is busy, read-only or full. It may help to repeat.",
+    UNAVAILABLE: (
+        "The store does not answer, refuses the user, is busy, read-only or full, or the disk of the output is full. "
+        "It may help to repeat."
+    ),
     UNUSABLE: "The store or its KV cache is damaged or of another release, or its vectors are not of this embedder.",
     UNEXPECTED: "A defect of this program: MEMSTORE_DEBUG=1 shows where.",
     INTERRUPTED: "Ended by Ctrl-C.",
@@ -49,6 +53,8 @@ EXIT_CODES = {
 
 # Typer has its own copy of click in some releases, and imports click in others.
 _UsageError: Any = typer.BadParameter.__mro__[1]
+
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
 class NotFound(MemStoreError):
@@ -89,6 +95,13 @@ class Root(TyperGroup):
         return sorted(super().list_commands(ctx), key=lambda name: not isinstance(self.commands[name], TyperGroup))
 
 
+def _settle_output() -> None:
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        discard_output()
+
+
 def discard_output() -> int:
     """Keep Python from writing to a closed pipe again when it exits; return the exit code."""
     with contextlib.suppress(OSError, ValueError):
@@ -106,7 +119,9 @@ def _exit_code_of(run: Callable[[], Any], secrets: Secrets) -> int:
     except (typer.Abort, KeyboardInterrupt):
         return INTERRUPTED
     except Exception as error:
-        return _told(error, secrets)
+        code = _told(error, secrets)
+        _settle_output()
+        return code
 
 
 def _told(error: Exception, secrets: Secrets) -> int:
@@ -138,8 +153,9 @@ def _meaning(error: Exception) -> tuple[int, str]:
             return UNUSABLE, message
         case StoreError():
             return UNAVAILABLE, message
-        case FileNotFoundError() | PermissionError() | IsADirectoryError() | NotADirectoryError():
-            return INVALID, f"{error.filename}: {error.strerror}"
+        case OSError():
+            where = "" if error.filename is None else f"{error.filename}: "
+            return UNAVAILABLE if error.errno in _NO_SPACE else INVALID, f"{where}{error.strerror or message}"
         case _:
             hint = "this is a defect; MEMSTORE_DEBUG=1 shows where"
             return UNEXPECTED, f"{type(error).__name__}: {message} ({hint})"

@@ -9,7 +9,7 @@ from memstore.cli.failures import FOUND_PROBLEMS
 from memstore.cli.output import Row, plain
 from memstore.cli.session import Session
 from memstore.cli.stored_embedder import stored_fingerprint
-from memstore.errors import BlobStoreError, EmbeddingError, FeedGap
+from memstore.errors import BlobStoreError, EmbeddingError, FeedGap, InvalidInput
 from memstore.records.base import Finding
 from memstore.validation import validate_owner
 
@@ -71,7 +71,10 @@ def watch(
     kind `gap` says so (on stderr, without --json), and the changes that are left follow.
     """
     records, name = session.records, None if owner is None else validate_owner(owner)
-    position = records.last_position() if since is None else since
+    last = records.last_position()
+    position = last if since is None else since
+    if position > last:
+        raise InvalidInput(f"--since is {position}, and the last change of this store is {last}")
     left = limit
     while left is None or left > 0:
         # Whatever came up to here is in the page, if the page has room.

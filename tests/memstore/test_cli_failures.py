@@ -151,6 +151,52 @@ def test_what_could_be_a_password_is_known(argument: str, hidden: set[str]) -> N
     assert set(secrets_of([], {"MEMSTORE_URL": argument}).values) == hidden
 
 
+# ---- files ----
+
+
+def test_a_full_disk_is_no_defect(directory: Path) -> None:
+    at = ("--store", str(directory))
+    run = in_process_of_its_own(["export", "--output", "/dev/full", *at])
+    assert (run.code, run.stdout, run.stderr) == (4, "", "memstore: No space left on device\n")
+    with open("/dev/full", "wb") as full:
+        command = [sys.executable, "-m", "memstore.cli", "stats", *at]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=240)
+    assert (done.returncode, done.stderr) == (4, "memstore: No space left on device\n")
+
+
+def test_a_file_that_cannot_be_read_or_written_is_named(directory: Path, tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "file").touch()
+    names = ("absent", ".", "loop", "file/inside", "x" * 300)
+    cli = bigrams(str(directory))
+    for path in (str(tmp_path / name) for name in names):
+        for command in (
+            ["import", path],
+            ["import", path, "--dry-run"],
+            ["facts", "add", "--owner", "ana", "--file", path],
+        ):
+            run = cli(*command)
+            assert (run.code, run.stdout, is_one_line(run.stderr)) == (2, "", True), run.stderr
+            assert run.stderr.startswith(f"memstore: {path}: ")
+    for name in ("absent/inside", ".", "file/inside"):
+        run = cli("export", "--output", str(tmp_path / name))
+        assert (run.code, run.stdout, is_one_line(run.stderr)) == (2, "", True), run.stderr
+
+
+def test_a_file_of_somebody_else_is_named(tmp_path: Path) -> None:
+    path, store = tmp_path / "facts.jsonl", tmp_path / "store"
+    path.touch(mode=0)
+    # The interpreter itself may be readable by root alone, so the imports come first.
+    code = (
+        "import os; from memstore.cli import app\n"
+        "if os.geteuid() == 0: os.setuid(65534)\n"
+        f"app(['import', {str(path)!r}, '--store', {str(store)!r}])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
+    assert (done.returncode, done.stdout, is_one_line(done.stderr)) == (2, "", True), done.stderr
+    assert "Permission denied" in done.stderr
+
+
 # ---- defects, pipes, terminals ----
 
 

@@ -267,6 +267,16 @@ def test_watch_prints_one_change_a_line(cli: CommandLine, facts: MemStore) -> No
     assert "Rex" not in everything.stdout
 
 
+def test_a_position_that_the_feed_has_not_reached_is_refused(cli: CommandLine, facts: MemStore) -> None:
+    facts.add("ana", "Rex is a beagle")
+    last = facts.records.last_position()
+    assert cli("watch", "--since", str(last), "--once").code == 0
+    for since in (last + 1, 2**63, 99999999999999999999):
+        run = cli("watch", "--since", str(since), "--once")
+        assert (run.code, run.stdout) == (2, "")
+        assert run.stderr == f"memstore: --since is {since}, and the last change of this store is {last}\n"
+
+
 def test_watch_goes_on_until_it_is_interrupted(cli: CommandLine, facts: MemStore) -> None:
     facts.add("ana", "before")
     looks: list[float] = []
