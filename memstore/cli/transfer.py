@@ -21,7 +21,7 @@ from memstore.records.codec import content_digest
 from memstore.transfer.export import export_facts
 from memstore.transfer.export_file import FORMAT, check_file
 from memstore.transfer.foreign import OwnedFact, import_foreign, read_locomo, read_mem0
-from memstore.transfer.importing import import_facts
+from memstore.transfer.importing import import_facts, require_no_ids_of_others
 from memstore.types import FactId, NewFact, OwnerId
 from memstore.validation import validate_owner
 
@@ -121,6 +121,8 @@ def _counted(session: Session, file: IO[bytes], written_by: FileFormat, owner: s
     """Check the file, and count what is in it and what of that is in the store."""
     if written_by is FileFormat.MEMSTORE:
         checked = check_file(file)
+        if session.has_store:
+            require_no_ids_of_others(session.records, checked)
         held = sum(_held(session, name, ids) for name, ids in checked.ids_of.items())
         return {"owners": checked.header.owners, "facts": checked.header.facts, "already_there": held}
     by_owner: dict[OwnerId, list[NewFact]] = {}

@@ -12,7 +12,7 @@ from typing import IO, NamedTuple, TypeAlias
 from memstore.drafts import Progress, embed_texts
 from memstore.embedding import Vectors
 from memstore.errors import EmbeddingError, FactNotFound, InvalidExport, InvalidFact, InvalidInput
-from memstore.records.base import RestoredFact
+from memstore.records.base import RecordStore, RestoredFact
 from memstore.records.codec import record_body
 from memstore.store import MemStore
 from memstore.transfer.export_file import Checked, ExportedFact, check_file, content_of, read_again
@@ -79,6 +79,8 @@ def import_facts(
         Naming the line: not the bytes that an export wrote, or a fact that cannot be stored. Nothing was written.
     EmbeddingError
         Naming the line whose text has no direction. What came before it has been stored.
+    FileNotFoundError, IsADirectoryError, PermissionError
+        By a path, with nothing written.
     StoreError, OSError
     """
     if batch < 1:
@@ -86,7 +88,7 @@ def import_facts(
     with _seekable(source) as file:
         start = file.tell()
         checked = check_file(file)
-        _refuse_ids_of_others(store, checked)
+        require_no_ids_of_others(store.records, checked)
         file.seek(start)
         importer = _Importer(store, now=clock())
         done = 0
@@ -183,10 +185,11 @@ def _has_expired(fact: Fact, now: float) -> bool:
     return fact.expires_at is not None and fact.expires_at <= now
 
 
-def _refuse_ids_of_others(store: MemStore, checked: Checked) -> None:
+def require_no_ids_of_others(records: RecordStore, checked: Checked) -> None:
+    """Raise `InvalidExport` where a fact of the file has the id of another owner's fact in the store."""
     for owner, ids in checked.ids_of.items():
         for start in range(0, len(ids), 1000):
-            held = store.records.held_by_others(owner, ids[start : start + 1000])
+            held = records.held_by_others(owner, ids[start : start + 1000])
             if held:
                 line = checked.lines_of[held[0]]
                 raise InvalidExport(

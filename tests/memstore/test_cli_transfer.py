@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from bigrams import BigramEmbedder
 from cli_runs import CommandLine, as_json, bigrams, in_process_of_its_own
+from exports import record, sealed
 
 from memstore import MemStore
 from memstore.records.sqlite import FILE_NAME
@@ -161,6 +162,19 @@ def test_a_file_that_is_not_whole_changes_nothing(
         assert run.stderr.count("\n") == 1
     assert cli("import", str(exported), "--owner", "ana", *dry_run).code == 2
     assert cli("import", str(exported), "--format", "mem0", *dry_run).code == 2
+    assert facts.records.last_position() == position
+
+
+@pytest.mark.parametrize("dry_run", [[], ["--dry-run"]])
+def test_an_id_of_another_owner_is_refused(
+    cli: CommandLine, facts: MemStore, tmp_path: Path, dry_run: list[str]
+) -> None:
+    fact = facts.add("ana", "Rex is a beagle")
+    position = facts.records.last_position()
+    (tmp_path / "bobs").write_bytes(sealed([record(1, owner="bob"), record(2, id=fact.id, owner="bob")]))
+    run = cli("import", str(tmp_path / "bobs"), *dry_run, "--json")
+    assert (run.code, run.stdout) == (2, "")
+    assert run.stderr.startswith(f"memstore: line 3: the id {fact.id!r} is that of a fact of another owner")
     assert facts.records.last_position() == position
 
 
