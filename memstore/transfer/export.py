@@ -12,11 +12,8 @@ from typing import IO, NamedTuple
 from memstore.drafts import Progress
 from memstore.store import MemStore
 from memstore.transfer.export_file import Header
-from memstore.transfer.importing import ImportReport, Skipped, SkipReason, import_facts
 from memstore.transfer.snapshot import Snapshot
 from memstore.validation import validate_owner
-
-__all__ = ["ExportReport", "ImportReport", "SkipReason", "Skipped", "export_facts", "import_facts"]
 
 
 class ExportReport(NamedTuple):

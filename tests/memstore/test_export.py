@@ -28,7 +28,8 @@ from memstore import (
     StoreDamaged,
 )
 from memstore.records import RecordStore, SQLiteRecords
-from memstore.transfer.export import ExportReport, ImportReport, Skipped, SkipReason, export_facts, import_facts
+from memstore.transfer.export import ExportReport, export_facts
+from memstore.transfer.importing import ImportReport, Skipped, SkipReason, import_facts
 
 
 class CountingEmbedder(BigramEmbedder):
@@ -261,7 +262,7 @@ IMPORT = """
 import sys
 from bigrams import BigramEmbedder
 from memstore import MemStore
-from memstore.transfer.export import import_facts
+from memstore.transfer.importing import import_facts
 
 def tell(done, total):
     print(done, flush=True)
@@ -440,6 +441,14 @@ def test_what_is_no_export_is_refused_by_line(local: MemStore, message: str) -> 
     with pytest.raises(InvalidExport, match="^" + message.replace("(", r"\(")) as caught:
         imported(local, NOT_EXPORTS[message])
     assert len(str(caught.value)) < 300
+    assert is_untouched(local)
+
+
+def test_a_path_that_cannot_be_read_is_refused_by_name(local: MemStore, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        import_facts(local, tmp_path / "absent.jsonl")
+    with pytest.raises(IsADirectoryError):
+        import_facts(local, tmp_path)
     assert is_untouched(local)
 
 
