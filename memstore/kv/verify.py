@@ -72,6 +72,15 @@ class _Found(NamedTuple):
     read_bytes: int = 0
 
 
+class _Described(NamedTuple):
+    # Not the whole description, whose token ids are most of it: there is one of these for each encoding.
+    slot: bytes
+    encoding_id: EncodingId
+    owner: OwnerId
+    fact_id: FactId
+    version: int
+
+
 _Check: TypeAlias = Callable[[Rows, bytes, Any], _Found]
 _Remove: TypeAlias = Callable[[Rows, bytes], None]
 
@@ -80,12 +89,13 @@ def verify(open_rows: OpenRows, *, alive: Alive | None, repair: bool) -> BlobRep
     """Check all tables; see `KVBlobs.verify`."""
     counts = dict.fromkeys(_Damage, 0)
     repaired = encodings = read_bytes = 0
-    described: list[tuple[bytes, Encoding]] = []
+    described: list[_Described] = []
 
     def check_slot(rows: Rows, slot: bytes, value: Any) -> _Found:
         found = _check_slot(rows, slot, value)
         if found.damage is None and alive is not None:
-            described.append((slot, unpack_encoding(slot, value)))
+            encoding = unpack_encoding(slot, value)
+            described.append(_Described(slot, encoding.id, encoding.owner, encoding.fact_id, encoding.fact_version))
         return found
 
     passes: tuple[tuple[str, _Check, _Remove], ...] = (
@@ -254,18 +264,17 @@ def _delete(rows: Rows, table: Any, key: bytes) -> None:
     rows.txn.delete(key, db=table)
 
 
-def _orphans(described: Sequence[tuple[bytes, Encoding]], alive: Alive) -> Iterator[list[tuple[bytes, EncodingId]]]:
+def _orphans(described: Sequence[_Described], alive: Alive) -> Iterator[list[tuple[bytes, EncodingId]]]:
     # Slots of one fact may hold several versions, but only one of a fact can be asked for at a time.
     groups: dict[tuple[OwnerId, int], dict[FactId, int]] = {}
     by_fact: dict[tuple[OwnerId, FactId], list[int]] = {}
-    for _, encoding in described:
-        versions = by_fact.setdefault((encoding.owner, encoding.fact_id), [])
-        if encoding.fact_version not in versions:
-            groups.setdefault((encoding.owner, len(versions)), {})[encoding.fact_id] = encoding.fact_version
-            versions.append(encoding.fact_version)
     slots: dict[tuple[OwnerId, FactId, int], list[tuple[bytes, EncodingId]]] = {}
-    for slot, encoding in described:
-        slots.setdefault((encoding.owner, encoding.fact_id, encoding.fact_version), []).append((slot, encoding.id))
+    for slot, encoding_id, owner, fact_id, version in described:
+        versions = by_fact.setdefault((owner, fact_id), [])
+        if version not in versions:
+            groups.setdefault((owner, len(versions)), {})[fact_id] = version
+            versions.append(version)
+        slots.setdefault((owner, fact_id, version), []).append((slot, encoding_id))
     for (owner, _), versions_by_fact in groups.items():
         asked = list(versions_by_fact.items())
         for start in range(0, len(asked), _ASKED_FACTS):

@@ -1,5 +1,6 @@
 """`KVBlobs.verify`: what is damaged, belongs to nothing, or is of facts that are gone."""
 
+import gc
 import pickle
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -8,7 +9,7 @@ import pytest
 import torch
 from small_kv import delete, encoding, entries, flipped, kv, overwrite, raw
 
-from memstore import CorruptBlob, FactId, KVBlobs, MemStoreSettings, OwnerId
+from memstore import CorruptBlob, Encoding, FactId, KVBlobs, MemStoreSettings, OwnerId
 from memstore.kv.verify import BlobReport
 
 ANA, BO, SEEN = OwnerId("ana"), OwnerId("bo"), FactId("seen")
@@ -219,6 +220,21 @@ def test_an_encoding_that_was_exchanged_meanwhile_is_not_removed_for_the_old_one
 
     assert filled.verify(alive=alive, repair=True)[:5] == (11, 0, 1, 0, 0)
     assert filled.load(encoding(30).id) is not None
+
+
+def test_no_description_is_kept_for_the_comparison_with_the_records(filled: KVBlobs) -> None:
+    def descriptions() -> int:
+        gc.collect()
+        return sum(type(one) is Encoding for one in gc.get_objects())
+
+    before, during = descriptions(), []
+
+    def alive(_: OwnerId, facts: Sequence[tuple[FactId, int]]) -> Collection[FactId]:
+        during.append(descriptions())
+        return [fact_id for fact_id, _ in facts]
+
+    assert filled.verify(alive=alive, repair=False)[:5] == (11, 0, 0, 0, 0)
+    assert during == [before] * 2
 
 
 def test_every_shard_is_read(tmp_path: Path, settings: MemStoreSettings) -> None:
