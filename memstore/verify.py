@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from memstore.errors import BlobStoreDamaged
-from memstore.kv.verify import BlobReport
+from memstore.kv.verify import Alive, BlobReport
 from memstore.records.base import Problem
 from memstore.store import MemStore
 from memstore.types import FactId, OwnerId
@@ -35,6 +35,16 @@ class VerifyReport(NamedTuple):
         return blobs is None or blobs.repaired >= blobs.corrupt + blobs.orphans + blobs.dangling
 
 
+def alive_in(store: MemStore) -> Alive:
+    """Return what tells which facts `store` has at a version, for `KVBlobs.verify`."""
+
+    def alive(owner: OwnerId, facts: Sequence[tuple[FactId, int]]) -> Collection[FactId]:
+        stored = {fact.id: fact.version for fact in store.get_many(owner, [fact_id for fact_id, _ in facts])}
+        return {fact_id for fact_id, version in facts if stored.get(fact_id) == version}
+
+    return alive
+
+
 def verify(store: MemStore, *, repair: bool, kv_damage: BlobStoreDamaged | None = None) -> VerifyReport:
     """Check every record, vector and KV blob against each other; with `repair`, mend what can be mended.
 
@@ -54,12 +64,7 @@ def verify(store: MemStore, *, repair: bool, kv_damage: BlobStoreDamaged | None 
             while facts := store.records.unindexed(owner, embedder=embedder.fingerprint, limit=_BATCH):
                 store.reembed(owner, facts)
         found = [p._replace(repaired=True) if p.kind == "missing-vector" else p for p in found]
-
-    def alive(owner: OwnerId, facts: Sequence[tuple[FactId, int]]) -> Collection[FactId]:
-        stored = {fact.id: fact.version for fact in store.get_many(owner, [fact_id for fact_id, _ in facts])}
-        return {fact_id for fact_id, version in facts if stored.get(fact_id) == version}
-
-    blobs = None if store.blobs is None else store.blobs.verify(alive=alive, repair=repair)
+    blobs = None if store.blobs is None else store.blobs.verify(alive=alive_in(store), repair=repair)
     replaced = None if store.blobs is None else store.blobs.replaced
     if replaced is not None:
         found = [*found, Problem(_DAMAGED_CACHE, None, None, replaced, repaired=True)]
