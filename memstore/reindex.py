@@ -1,12 +1,13 @@
 """Moving a store to another embedder, while it is in use."""
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from memstore.drafts import Progress, embed_texts
 from memstore.embedding import Embedder
-from memstore.errors import StoreBusy, StoreDamaged
+from memstore.errors import FeedGap, StoreBusy, StoreDamaged
 from memstore.records.base import RecordStore, VectorUpdate
-from memstore.types import Fact
+from memstore.types import OwnerId
 
 _ROUNDS = 100
 
@@ -41,30 +42,54 @@ def reindex(
     """
     target = embedder.fingerprint
     previous = records.claim_embedder(target)
-    embedded = 0
+    embedded, counts = 0, dict[OwnerId, int]()
+    position, pending = records.last_position(), records.owners()
+    is_all = True
     for _ in range(_ROUNDS):
-        counts = {owner: records.count(owner) for owner in records.owners()}
-        total, done = sum(counts.values()), 0
-        for owner, count in counts.items():
+        counts |= {owner: records.count(owner) for owner in pending}
+        total = sum(counts.values())
+        done, stored_in_round = total - sum(counts[owner] for owner in pending), 0
+        for owner in pending:
             of_owner = 0
-            before: list[Fact] = []
-            while facts := records.unindexed(owner, embedder=target, limit=batch):
-                if facts == before:
-                    raise StoreDamaged(
-                        f"vectors of owner {owner!r} cannot be stored: run `memstore verify --repair`, then repeat"
-                    )
-                before = facts
-                vectors = embed_texts(embedder, [fact.text for fact in facts], batch=batch)
-                updates = [VectorUpdate(f.seq, f.version, rows) for f, rows in zip(facts, vectors, strict=True)]
-                stored = records.put_vectors(owner, updates, embedder=target)
-                embedded += stored
+            for stored in _embed_missing(records, embedder, owner, batch=batch):
                 of_owner += stored
                 if on_progress is not None:
                     on_progress(min(done + of_owner, total), total)
-            done += count
+            stored_in_round += of_owner
+            done += counts[owner]
+        embedded += stored_in_round
         if on_progress is not None:
             on_progress(total, total)
         # False where facts were added or changed meanwhile: those next.
         if records.adopt_embedder(target):
             return ReindexReport(previous, target, embedded, total)
+        since, position = position, records.last_position()
+        changed = _changed_since(records, since)
+        if not changed and is_all and not stored_in_round:
+            raise StoreDamaged("vectors of some facts cannot be stored: run `memstore verify --repair`, then repeat")
+        # A check that removed vectors is in no feed.
+        is_all = not changed
+        pending = sorted(changed) if changed else records.owners()
     raise StoreBusy("facts are added faster than they can be embedded: pause the writers, then reindex again")
+
+
+def _embed_missing(records: RecordStore, embedder: Embedder, owner: OwnerId, *, batch: int) -> Iterator[int]:
+    """Go once through the facts of `owner` that lack vectors; yield how many got them, batch by batch."""
+    after_seq = 0
+    while facts := records.unindexed(owner, embedder=embedder.fingerprint, limit=batch, after_seq=after_seq):
+        after_seq = facts[-1].seq
+        vectors = embed_texts(embedder, [fact.text for fact in facts], batch=batch)
+        updates = [VectorUpdate(f.seq, f.version, rows) for f, rows in zip(facts, vectors, strict=True)]
+        yield records.put_vectors(owner, updates, embedder=embedder.fingerprint, is_reindex=True)
+
+
+def _changed_since(records: RecordStore, position: int) -> set[OwnerId]:
+    """Return the owners that the feed names after `position`, or all where it begins later."""
+    owners: set[OwnerId] = set()
+    try:
+        while changes := records.changes(position):
+            owners |= {change.owner for change in changes}
+            position = changes[-1].position
+    except FeedGap:
+        return {*records.owners(), *owners}
+    return owners

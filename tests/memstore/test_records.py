@@ -441,6 +441,20 @@ def test_expiry_is_known_and_an_expired_twin_does_not_count(records: RecordStore
     assert kinds(records)[-2:] == [("deleted", early.seq, 1), ("added", again.fact.seq, 1)]
 
 
+def test_owners_with_something_expired_are_known(records: RecordStore) -> None:
+    assert records.owners_with_expired(now=1e12) == []
+    for owner, expires_at in {"b": 1100.0, "a": 1200.0, "c": None, "d:é": 1100.0}.items():
+        batch = Batch(drafts=[draft("for ever"), draft("x", expires_at=expires_at)])
+        records.apply(OwnerId(owner), batch, embedder=EMBEDDER)
+    assert records.owners_with_expired(now=1099.9) == []
+    assert records.owners_with_expired(now=1100.0) == ["b", "d:é"]
+    assert records.owners_with_expired(now=1200.0) == ["a", "b", "d:é"]
+    records.apply(
+        OwnerId("b"), Batch(removals=records.expired(OwnerId("b"), now=1100.0), expired_by=1100.0), embedder=EMBEDDER
+    )
+    assert records.owners_with_expired(now=1100.0) == ["d:é"]
+
+
 def test_an_idempotency_key_adds_once(records: RecordStore) -> None:
     def add(*texts: str, digest: str = "d", owner: OwnerId = ANA) -> list[tuple[Fact, bool]]:
         batch = Batch(drafts=[draft(text) for text in texts], idempotency=IdempotencyKey("k ü", digest))
@@ -626,7 +640,7 @@ def test_purge_leaves_nothing_but_the_next_epoch(records: RecordStore) -> None:
         ("purged", ANA, None),
     ]
     assert records.head(ANA).epoch == 1
-    assert records.head(ANA).position == records.last_position()
+    assert records.head(ANA).position == records.last_position() == records.changes(0)[-1].position
     assert records.purge(ANA)[:6] == (0, 0, 0, 1, 0, 2)
     assert records.purge(OwnerId("nobody"))[:6] == (0, 0, 0, 0, 0, 1)
     assert records.apply(ANA, batch, embedder=EMBEDDER).insertions[0].created, "keys are gone as well"
@@ -676,17 +690,23 @@ def test_an_embedder_is_adopted_once_every_fact_has_its_vectors(records: RecordS
     [theirs] = insert(records, BO, "theirs")
     assert records.unindexed(ANA, embedder="y:d2", limit=9) == [one, two]
     assert records.unindexed(ANA, embedder="y:d2", limit=1) == [one]
+    assert records.unindexed(ANA, embedder="y:d2", limit=9, after_seq=one.seq) == [two]
+    assert records.unindexed(ANA, embedder="y:d2", limit=9, after_seq=two.seq) == []
     assert records.unindexed(ANA, embedder=EMBEDDER, limit=9) == []
     row = np.array([[1, 0]], dtype=np.float32)
     updates = [VectorUpdate(one.seq, 1, row), VectorUpdate(two.seq, 1, row), VectorUpdate(gone.seq, 1, row)]
-    assert records.put_vectors(ANA, updates, embedder="y:d2") == 2
+    with pytest.raises(EmbedderMismatch) as caught:
+        records.put_vectors(ANA, updates, embedder="y:d2")
+    assert (caught.value.stored, caught.value.offered) == (EMBEDDER, "y:d2")
+    assert records.vectors(ANA, embedder="y:d2", dimension=2).seqs.tolist() == []
+    assert records.put_vectors(ANA, updates, embedder="y:d2", is_reindex=True) == 2
     assert not records.adopt_embedder("y:d2"), "another owner's fact lacks one"
-    assert records.put_vectors(BO, [VectorUpdate(theirs.seq, 1, row)], embedder="y:d2") == 1
+    assert records.put_vectors(BO, [VectorUpdate(theirs.seq, 1, row)], embedder="y:d2", is_reindex=True) == 1
     changed = replace(records, one, vector(30), text="uno")
     assert records.unindexed(ANA, embedder="y:d2", limit=9) == [changed]
     assert not records.adopt_embedder("y:d2"), "a vector of the former text is none"
-    assert records.put_vectors(ANA, [VectorUpdate(one.seq, 1, row)], embedder="y:d2") == 0
-    assert records.put_vectors(ANA, [VectorUpdate(one.seq, 2, row)], embedder="y:d2") == 1
+    assert records.put_vectors(ANA, [VectorUpdate(one.seq, 1, row)], embedder="y:d2", is_reindex=True) == 0
+    assert records.put_vectors(ANA, [VectorUpdate(one.seq, 2, row)], embedder="y:d2", is_reindex=True) == 1
     assert records.vectors(ANA, embedder=EMBEDDER, dimension=4).seqs.tolist() == [one.seq, two.seq]
     assert records.adopt_embedder("y:d2")
     assert records.head(ANA).embedder == records.claim_embedder(EMBEDDER) == "y:d2"

@@ -91,7 +91,7 @@ def test_no_owner_is_a_part_or_a_pattern_of_another(records: RedisRecords) -> No
 
 
 def test_two_prefixes_are_two_stores(redis_url: str) -> None:
-    one, other = opened(f"{redis_url}?prefix=a"), opened(f"{redis_url}?prefix=a:o")
+    one, other = opened(f"{redis_url}?prefix=a"), opened(f"{redis_url}?prefix=a.o")
     add(one, ANA, "one")
     assert other.owners() == []
     assert other.purge(ANA).facts == 0
@@ -323,7 +323,7 @@ def test_the_vectors_of_facts_that_are_gone_are_gone_for_every_embedder(
 ) -> None:
     one, two = add(records, ANA, "one", "two")
     updates = [VectorUpdate(fact.seq, 1, vector(fact.text)) for fact in (one, two)]
-    assert records.put_vectors(ANA, updates, embedder="new:d4") == 2
+    assert records.put_vectors(ANA, updates, embedder="new:d4", is_reindex=True) == 2
     records.apply(ANA, Batch(removals=[one.id]), embedder=EMBEDDER)
     for embedder in (EMBEDDER, "new:d4"):
         assert records.vectors(ANA, embedder=embedder, dimension=4).seqs.tolist() == [two.seq]

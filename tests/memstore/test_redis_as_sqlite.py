@@ -97,7 +97,8 @@ def random_action(rng: random.Random, facts: list[Fact], now: float) -> Callable
         asked = [(fact.seq, rng.choice([fact.version, fact.version, 1])) for fact in facts if rng.random() < 0.7]
         embedder = rng.choice([EMBEDDER, OTHER])
         updates = [VectorUpdate(seq, version, vector(f"{seq}")) for seq, version in asked]
-        return lambda store: store.put_vectors(owner, updates, embedder=embedder)
+        is_reindex = rng.random() < 0.8
+        return lambda store: store.put_vectors(owner, updates, embedder=embedder, is_reindex=is_reindex)
     if kind == "adopt":
         return lambda store: store.adopt_embedder(EMBEDDER)
 
@@ -155,6 +156,7 @@ def random_draft(rng: random.Random, now: float) -> Draft:
 def everything(names: Names, store: RecordStore) -> object:
     told: list[object] = [
         store.owners(),
+        store.owners_with_expired(now=1030.0),
         store.last_position(),
         names.plain(store.changes(max(0, store.last_position() - RETENTION))),
     ]
@@ -175,7 +177,10 @@ def everything(names: Names, store: RecordStore) -> object:
         for embedder in (EMBEDDER, OTHER):
             stored = store.vectors(owner, embedder=embedder, dimension=4)
             told += [stored.seqs.tolist(), stored.versions.tolist(), stored.rows.tolist(), stored.damaged]
-            told.append(names.plain(store.unindexed(owner, embedder=embedder, limit=5)))
+            told += [
+                names.plain(store.unindexed(owner, embedder=embedder, limit=5, after_seq=after_seq))
+                for after_seq in (0, 30)
+            ]
     return told
 
 

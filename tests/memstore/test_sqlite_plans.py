@@ -42,6 +42,7 @@ def plans(records: SQLiteRecords) -> list[str]:
         for step in db.execute(f"EXPLAIN QUERY PLAN {query}", arguments)
     ]
     db.close()
+    assert found, "no query"
     return [step for step in found if "facts" in step or "vectors" in step or "changes" in step or "B-TREE" in step]
 
 
@@ -49,7 +50,9 @@ def plans(records: SQLiteRecords) -> list[str]:
 @pytest.mark.parametrize("superseded", [False, True])
 def test_a_page_begins_where_the_last_one_ended(records: SQLiteRecords, stream: str | None, superseded: bool) -> None:
     records.page(ANA, stream=stream, limit=5, after_seq=50, superseded=superseded)
-    assert all("rowid>?" in plan for plan in plans(records)), plans(records)
+    found = plans(records)
+    assert found
+    assert all("rowid>?" in plan for plan in found), found
 
 
 def test_few_facts_are_looked_up_one_by_one(records: SQLiteRecords) -> None:
@@ -65,9 +68,32 @@ def test_few_facts_are_looked_up_one_by_one(records: SQLiteRecords) -> None:
         assert key in plan, plan
 
 
+def test_who_has_something_expired_is_in_an_index(records: SQLiteRecords) -> None:
+    records.owners_with_expired(now=5.0)
+    records.expired(ANA, now=5.0)
+    of_all, distinct, of_one, ordering = plans(records)
+    assert "COVERING INDEX facts_due (expires_at" in of_all
+    assert "facts_by_expiry (owner=? AND expires_at" in of_one
+    assert "B-TREE" in distinct, "of what has expired"
+    assert "B-TREE" in ordering, "of what has expired"
+
+
+def test_the_last_position_is_in_no_table_of_owners(records: SQLiteRecords) -> None:
+    assert records.last_position() == 100
+    [(query, _)] = records._db.queries
+    assert "FROM sqlite_sequence" in query
+
+
+def test_a_page_of_what_lacks_vectors_begins_where_the_last_one_ended(records: SQLiteRecords) -> None:
+    records.unindexed(ANA, embedder="e", limit=5, after_seq=50)
+    assert "rowid>?" in plans(records)[0]
+
+
 def test_a_look_at_the_head_or_the_feed_reads_no_facts(records: SQLiteRecords) -> None:
     records.head(ANA)
     records.changes(90, owner=ANA)
     records.changes(90)
-    for plan in plans(records):
+    found = plans(records)
+    assert len(found) == 3
+    for plan in found:
         assert "expires_at>?" in plan or "rowid>?" in plan, plan

@@ -1,6 +1,9 @@
--- Stores vectors, given as seq, version, rows, of current facts that still have that version. Replies how many.
+-- Stores vectors, given as seq, version, rows, of current facts that still have that version. Replies how many, or the
+-- store's embedder where it is another one and this is no reindex.
 
-local embedder, made_by, updates = take(), take(), tonumber(take())
+local embedder, made_by, is_reindex, updates = take(), take(), take() == '1', tonumber(take())
+local stored_embedder = call('HGET', KEYS[1], 'embedder') or 'none'
+if stored_embedder ~= embedder and not is_reindex then return stored_embedder end
 refuse_foreign_keys()
 local stored = 0
 for _ = 1, updates do

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from memstore.errors import FeedGap, InvalidFact, StoreBusy, StoreDamaged, StoreUnreachable
+from memstore.errors import EmbedderMismatch, FeedGap, InvalidFact, StoreBusy, StoreDamaged, StoreUnreachable
 from memstore.records.base import (
     Applied,
     Batch,
@@ -203,6 +203,16 @@ class RedisRecords:
         ids = self._redis.do("zrangebyscore", f"{self._keys.of(owner)}expiry", "-inf", now)
         return [FactId(fact_id.decode()) for fact_id in ids]
 
+    def owners_with_expired(self, *, now: float) -> list[OwnerId]:
+        """Return the owners that have a fact whose `expires_at` is at or before `now`."""
+        due: list[OwnerId] = []
+        for owners in chunks(self.owners()):
+            commands = [
+                ("zrangebyscore", f"{self._keys.of(owner)}expiry", "-inf", now, 0, 1, False) for owner in owners
+            ]
+            due += [owner for owner, found in zip(owners, self._redis.together(*commands), strict=True) if found]
+        return due
+
     def count(self, owner: OwnerId) -> int:
         """Return the number of current facts."""
         return int(self._redis.do("zcard", f"{self._keys.of(owner)}current"))
@@ -261,10 +271,10 @@ class RedisRecords:
         """Return the vectors of these facts that `embedder` made."""
         return read_vectors(self._redis, self._keys.vectors(owner, embedder), seqs, dimension=dimension)
 
-    def unindexed(self, owner: OwnerId, *, embedder: str, limit: int) -> list[Fact]:
+    def unindexed(self, owner: OwnerId, *, embedder: str, limit: int, after_seq: int = 0) -> list[Fact]:
         """Return up to `limit` current facts that have no vectors of `embedder` in their present version."""
         facts: list[Fact] = []
-        after = 0
+        after = after_seq
         while len(facts) < limit:
             reply = self._scripts.run("unindexed", owner, [short_digest(embedder), after, _BATCH, limit - len(facts)])
             facts += self._facts(owner, reply[1:])
@@ -274,14 +284,19 @@ class RedisRecords:
                 after = int(reply[0])
         return facts
 
-    def put_vectors(self, owner: OwnerId, updates: Sequence[VectorUpdate], *, embedder: str) -> int:
+    def put_vectors(
+        self, owner: OwnerId, updates: Sequence[VectorUpdate], *, embedder: str, is_reindex: bool = False
+    ) -> int:
         """Store vectors of facts that still have the version they were made of; return how many."""
         stored = 0
-        for chunk in chunks(updates):
-            arguments: list[bytes | str | int] = [embedder, short_digest(embedder), len(chunk)]
+        for chunk in list(chunks(updates)) or [[]]:
+            arguments: list[bytes | str | int] = [embedder, short_digest(embedder), int(is_reindex), len(chunk)]
             for seq, version, vectors in chunk:
                 arguments += [int(seq), int(version), pack_rows(vectors)]
-            stored += int(self._scripts.run("put_vectors", owner, arguments))
+            reply = self._scripts.run("put_vectors", owner, arguments)
+            if isinstance(reply, bytes):
+                raise EmbedderMismatch(stored=reply.decode(), offered=embedder)
+            stored += int(reply)
         return stored
 
     def adopt_embedder(self, fingerprint: str) -> bool:

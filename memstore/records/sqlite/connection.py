@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from memstore.errors import StoreClosed, StoreDamaged
+from memstore.errors import StoreBusy, StoreClosed, StoreDamaged
 from memstore.records.sqlite.faults import translated
 from memstore.records.sqlite.schema import apply_schema
 
@@ -19,6 +19,11 @@ def locked(path: Path) -> Iterator[None]:
     with path.open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+def replacing(text: bytes) -> str:
+    """Return a stored text, with U+FFFD for each part that is none."""
+    return text.decode(errors="replace")
 
 
 class SQLiteConnections:
@@ -63,9 +68,15 @@ class SQLiteConnections:
     @contextmanager
     def exclusive(self) -> Iterator[sqlite3.Connection]:
         """Yield the writing connection, outside a transaction."""
-        with self._writing, translated(self.path):
-            self._check_open()
-            yield self._writer
+        # As long as for another process, lest the last of many threads waits for the timeouts of all before it.
+        if not self._writing.acquire(timeout=self._busy_timeout_s):
+            raise StoreBusy(f"{self.path} is being written by other threads of this process: repeat")
+        try:
+            with translated(self.path):
+                self._check_open()
+                yield self._writer
+        finally:
+            self._writing.release()
 
     def read(self, query: str, *arguments: object) -> list[Any]:
         """Return all rows of a query, on a connection that waits for no writer."""
@@ -73,7 +84,7 @@ class SQLiteConnections:
 
     def read_damaged(self, query: str, *arguments: object) -> list[Any]:
         """Return all rows of a query, with U+FFFD for each part of a text that is none."""
-        return self._read(query, arguments, lambda text: text.decode(errors="replace"))
+        return self._read(query, arguments, replacing)
 
     def _read(
         self, query: str, arguments: Sequence[object], text_factory: Callable[[bytes], str] | type[str]

@@ -36,6 +36,7 @@ CREATE TABLE facts (
 CREATE INDEX facts_by_state ON facts (owner, is_current);
 CREATE INDEX facts_by_stream ON facts (owner, stream, is_current);
 CREATE INDEX facts_by_expiry ON facts (owner, expires_at) WHERE expires_at IS NOT NULL;
+CREATE INDEX facts_due ON facts (expires_at, owner) WHERE expires_at IS NOT NULL;
 CREATE UNIQUE INDEX facts_by_content ON facts (owner, digest) WHERE is_current = 1;
 CREATE TABLE history (
     owner TEXT NOT NULL,

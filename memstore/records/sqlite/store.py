@@ -24,7 +24,7 @@ from memstore.records.codec import check_order, content_digest, pack_vectors, st
 from memstore.records.sqlite.connection import SQLiteConnections
 from memstore.records.sqlite.schema import LACKS_VECTORS, SLOTS
 from memstore.records.sqlite.upkeep import check, compact, doctor
-from memstore.records.sqlite.writes import FactWriter, append_change, embedder_slot, trim_feed
+from memstore.records.sqlite.writes import FactWriter, append_change, check_embedder, embedder_slot, trim_feed
 from memstore.types import Change, ChangeKind, Fact, FactId, NewFact, OwnerId
 
 FILE_NAME = "records.sqlite3"
@@ -80,7 +80,7 @@ class SQLiteRecords:
         """Apply `batch` as one transaction, and append what it did to the feed."""
         with self._db.transaction() as db:
             writer = FactWriter(db, owner, self.path, embedder=embedder, now=self._clock())
-            writer.check_embedder()
+            check_embedder(db, embedder)
             if batch.idempotency is not None and (replayed := writer.replay(batch.idempotency)) is not None:
                 return Applied(replayed, [], replayed=True)
             writer.check_present(batch.present)
@@ -97,7 +97,7 @@ class SQLiteRecords:
         """Store facts as they are, in one transaction, and append them to the feed."""
         with self._db.transaction() as db:
             writer = FactWriter(db, owner, self.path, embedder=embedder, now=self._clock())
-            writer.check_embedder()
+            check_embedder(db, embedder)
             insertions = [writer.restore(fact) for fact in facts]
             trim_feed(db, self._feed_retention)
             return insertions
@@ -139,7 +139,7 @@ class SQLiteRecords:
 
     def get_many(self, owner: OwnerId, fact_ids: Sequence[FactId]) -> list[Fact]:
         """Return the facts that exist, in the order of `fact_ids`."""
-        facts = self._facts(owner, _BY_ID, json.dumps(list(dict.fromkeys(fact_ids)), default=str))
+        facts = self._facts(owner, _BY_ID, json.dumps(list(dict.fromkeys(fact_ids))))
         by_id = {fact.id: fact for fact in facts}
         return [by_id[fact_id] for fact_id in fact_ids if fact_id in by_id]
 
@@ -147,7 +147,7 @@ class SQLiteRecords:
         """Return those of `fact_ids` that are ids of facts of other owners."""
         rows = self._db.read(
             "SELECT id FROM facts WHERE id IN (SELECT value FROM json_each(?)) AND owner <> ?",
-            json.dumps(list(fact_ids), default=str),
+            json.dumps(list(fact_ids)),
             owner,
         )
         held = {row[0] for row in rows}
@@ -194,6 +194,12 @@ class SQLiteRecords:
         rows = self._db.read("SELECT id FROM facts WHERE owner = ? AND expires_at <= ? ORDER BY seq", owner, now)
         return [FactId(row[0]) for row in rows]
 
+    def owners_with_expired(self, *, now: float) -> list[OwnerId]:
+        """Return the owners that have a fact whose `expires_at` is at or before `now`."""
+        # The plus keeps SQLite from going through all that will ever expire, in the order of owners.
+        rows = self._db.read("SELECT DISTINCT +owner FROM facts WHERE expires_at <= ?", now)
+        return sorted(OwnerId(row[0]) for row in rows)
+
     def count(self, owner: OwnerId) -> int:
         """Return the number of current facts."""
         return int(self._db.read("SELECT count(*) FROM facts WHERE owner = ? AND is_current = 1", owner)[0][0])
@@ -232,7 +238,7 @@ class SQLiteRecords:
 
     def last_position(self) -> int:
         """Return the position of the last change of all."""
-        return int(self._db.read("SELECT coalesce(max(position), 0) FROM owners")[0][0])
+        return int(self._db.read("SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'changes'")[0][0])
 
     # ---- vectors ----
 
@@ -260,18 +266,18 @@ class SQLiteRecords:
         )
         return stored_vectors(rows, dimension=dimension)
 
-    def unindexed(self, owner: OwnerId, *, embedder: str, limit: int) -> list[Fact]:
+    def unindexed(self, owner: OwnerId, *, embedder: str, limit: int, after_seq: int = 0) -> list[Fact]:
         """Return up to `limit` current facts that have no vectors of `embedder` in their present version."""
-        return self._facts(
-            owner,
-            f"is_current = 1 AND {LACKS_VECTORS} ORDER BY seq LIMIT ?",
-            embedder,
-            limit,
-        )
+        condition = f"is_current = 1 AND seq > ? AND {LACKS_VECTORS} ORDER BY seq LIMIT ?"
+        return self._facts(owner, condition, after_seq, embedder, limit)
 
-    def put_vectors(self, owner: OwnerId, updates: Sequence[VectorUpdate], *, embedder: str) -> int:
+    def put_vectors(
+        self, owner: OwnerId, updates: Sequence[VectorUpdate], *, embedder: str, is_reindex: bool = False
+    ) -> int:
         """Store vectors of facts that still have the version they were made of; return how many."""
         with self._db.transaction() as db:
+            if not is_reindex:
+                check_embedder(db, embedder)
             slot = embedder_slot(db, embedder)
             return sum(
                 db.execute(

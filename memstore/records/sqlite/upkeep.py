@@ -7,7 +7,7 @@ from typing import Any
 
 from memstore.records.base import Finding, Problem
 from memstore.records.codec import content_digest, unpack_vectors, unseal
-from memstore.records.sqlite.connection import SQLiteConnections
+from memstore.records.sqlite.connection import SQLiteConnections, replacing
 from memstore.records.sqlite.schema import LACKS_VECTORS, SLOTS
 from memstore.records.sqlite.writes import append_change, drop_vectors
 from memstore.types import ChangeKind, Fact, FactId, FactState, OwnerId
@@ -26,8 +26,10 @@ def check(
     for rows in _batches(connections, f"SELECT {_COLUMNS}, record FROM facts WHERE seq > ? ORDER BY seq LIMIT ?"):
         for row in rows:
             problem = _fact_problem(row)
+            if problem is not None and repair:
+                problem = _mended(connections, problem, row, now)
             if problem is not None:
-                problems.append(_mended(connections, problem, row, now) if repair else problem)
+                problems.append(problem)
     for rows in _batches(
         connections, "SELECT rowid, owner, id, version, record FROM history WHERE rowid > ? ORDER BY rowid LIMIT ?"
     ):
@@ -118,30 +120,42 @@ def _expected_columns(fact: Fact) -> list[object]:
     ]
 
 
-def _mended(connections: SQLiteConnections, problem: Problem, row: Any, now: float) -> Problem:
+def _mended(connections: SQLiteConnections, problem: Problem, row: Any, now: float) -> Problem | None:
+    """Mend one fact, and say whether that was possible; None where it is no longer as it was found."""
     seq, fact_id, owner, *_, record = row
-    try:
-        with connections.transaction() as db:
-            if problem.kind == "wrong-index":
-                fact = unseal(record, owner=None)
-                names = _COLUMNS.split(", ")
+    with connections.transaction() as db:
+        if _row(db, seq) != row:
+            return None
+        if problem.kind == "wrong-index":
+            fact = unseal(record, owner=None)
+            names = _COLUMNS.split(", ")
+            try:
                 db.execute(
                     f"UPDATE facts SET {', '.join(f'{name} = ?' for name in names)} WHERE seq = ?",
                     [*_expected_columns(fact), seq],
                 )
-                append_change(db, ChangeKind.UPDATED, fact.owner, fact, now)
-            else:
-                db.execute(
-                    "INSERT OR REPLACE INTO damaged (id, owner, record) SELECT ?, ?, record FROM facts WHERE seq = ?",
-                    [fact_id, owner, seq],
-                )
-                db.execute("DELETE FROM facts WHERE seq = ?", [seq])
-                drop_vectors(db, seq)
-                removed = _named(FactId(fact_id), OwnerId(owner), seq)
-                append_change(db, ChangeKind.DELETED, OwnerId(owner), removed, now)
-    except sqlite3.IntegrityError as error:
-        return problem._replace(detail=f"{problem.detail}; cannot be mended: {error}")
+            except sqlite3.IntegrityError as error:
+                return problem._replace(detail=f"{problem.detail}; cannot be mended: {error}")
+            append_change(db, ChangeKind.UPDATED, fact.owner, fact, now)
+        else:
+            db.execute(
+                "INSERT OR REPLACE INTO damaged (id, owner, record) SELECT ?, ?, record FROM facts WHERE seq = ?",
+                [fact_id, owner, seq],
+            )
+            db.execute("DELETE FROM facts WHERE seq = ?", [seq])
+            drop_vectors(db, seq)
+            removed = _named(FactId(fact_id), OwnerId(owner), seq)
+            append_change(db, ChangeKind.DELETED, OwnerId(owner), removed, now)
     return problem._replace(repaired=True)
+
+
+def _row(db: sqlite3.Connection, seq: int) -> Any:
+    """Return what `check` reads of one fact, or None."""
+    usual, db.text_factory = db.text_factory, replacing
+    try:
+        return db.execute(f"SELECT {_COLUMNS}, record FROM facts WHERE seq = ?", [seq]).fetchone()
+    finally:
+        db.text_factory = usual
 
 
 def _named(fact_id: FactId, owner: OwnerId, seq: int) -> Fact:

@@ -44,12 +44,6 @@ class FactWriter:
         self._embedder = embedder
         self._now = now
 
-    def check_embedder(self) -> None:
-        """Raise `EmbedderMismatch` unless the store's vectors are made with this writer's embedder."""
-        rows = self._db.execute("SELECT value FROM meta WHERE key = 'embedder'").fetchall()
-        if not rows or rows[0][0] != self._embedder:
-            raise EmbedderMismatch(stored=rows[0][0] if rows else "none", offered=self._embedder)
-
     def replay(self, key: IdempotencyKey) -> list[Insertion] | None:
         """Return what was added under `key`, or None where it is new."""
         rows = self._db.execute(
@@ -240,6 +234,13 @@ def drop_vectors(db: sqlite3.Connection, seq: int) -> None:
 
 def _vector_ids(seq: int) -> tuple[int, int]:
     return seq * SLOTS, seq * SLOTS + SLOTS - 1
+
+
+def check_embedder(db: sqlite3.Connection, fingerprint: str) -> None:
+    """Raise `EmbedderMismatch` unless the store's vectors are made with this embedder."""
+    rows = db.execute("SELECT value FROM meta WHERE key = 'embedder'").fetchall()
+    if not rows or rows[0][0] != fingerprint:
+        raise EmbedderMismatch(stored=rows[0][0] if rows else "none", offered=fingerprint)
 
 
 def embedder_slot(db: sqlite3.Connection, fingerprint: str) -> int:
