@@ -1,4 +1,7 @@
-"""Adding, changing and removing facts, with the KV that follows from them."""
+"""Adding, changing and removing facts, with the KV that follows from them.
+
+The records first: what has been stored is answered as stored, and KV that cannot be dropped now is dropped later.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,20 @@ from concurrent.futures import Executor
 from functools import partial
 from typing import Any, TypeVar
 
-from memstore import Addition, ChangeKind, EncodingId, Fact, FactId, InvalidInput, MemStore, NewFact, PurgeReceipt
+from memstore import (
+    Addition,
+    BlobStoreError,
+    ChangeKind,
+    EncodingId,
+    Fact,
+    FactId,
+    InvalidInput,
+    MemStore,
+    NewFact,
+    PurgeReceipt,
+)
 from sgl_stateful.feed import OwnChanges
+from sgl_stateful.forgetting import Forgetting, Gone
 from sgl_stateful.prompt import Tokenizer, render
 from sgl_stateful.served_kv import ServedKV
 
@@ -42,6 +57,7 @@ class Facts:
         tokenizer: Tokenizer,
         max_tokens: int,
         own: OwnChanges,
+        forgetting: Forgetting,
         notify: Callable[[str], None],
         arena: ServedKV,
     ) -> None:
@@ -50,6 +66,7 @@ class Facts:
         self._tokenizer = tokenizer
         self._max_tokens = max_tokens
         self._own = own
+        self._forgetting = forgetting
         self._notify = notify
         self._arena = arena
 
@@ -74,29 +91,29 @@ class Facts:
 
     async def update(self, owner: str, fact_id: str, fields: Mapping[str, Any]) -> Fact:
         """Give some fields of a fact other values, and make its KV anew."""
-        before, encodings = await self._in_thread(self._look_at, owner, fact_id, fields)
+        before, served = await self._in_thread(self._look_at, owner, fact_id, fields)
         fact = await self._in_thread(partial(self._store.update, owner, fact_id, **fields))
-        if fact.version == before.version + 1:
+        if fact.version - before.version in (0, 1):
             self._own.note(ChangeKind.UPDATED, fact.id, fact.version)
         if fact.version != before.version:
-            await self._changed(owner, encodings)
+            await self._changed(Gone(fact.owner, fact.id, fact.version), served)
         return fact
 
     async def supersede(self, owner: str, fact_id: str, text: str, fields: Mapping[str, Any]) -> Fact:
         """Put a new fact in the place of another, which becomes history."""
-        before, encodings = await self._in_thread(self._look_at, owner, fact_id, {"time": None, "text": text, **fields})
+        before, served = await self._in_thread(self._look_at, owner, fact_id, {"time": None, "text": text, **fields})
         fact = await self._in_thread(partial(self._store.supersede, owner, fact_id, text, **fields))
         self._own.note(ChangeKind.SUPERSEDED, before.id, before.version + 1)
         self._own.note(ChangeKind.ADDED, fact.id, fact.version)
-        await self._changed(owner, encodings)
+        await self._changed(Gone(before.owner, before.id), served)
         return fact
 
     async def delete(self, owner: str, fact_id: str) -> Fact:
         """Delete a fact with its KV; facts whose encoding saw it are encoded again."""
-        _, encodings = await self._in_thread(self._look_at, owner, fact_id, {})
+        _, served = await self._in_thread(self._look_at, owner, fact_id, {})
         fact = await self._in_thread(self._store.delete, owner, fact_id)
         self._own.note(ChangeKind.DELETED, fact.id, fact.version)
-        await self._changed(owner, encodings)
+        await self._changed(Gone(fact.owner, fact.id), served)
         return fact
 
     async def purge(self, owner: str) -> PurgeReceipt:
@@ -125,17 +142,24 @@ class Facts:
             if length > limit:
                 raise InvalidInput(f"fact {index} has {length} tokens; the limit of this server is {limit}: split it")
 
-    def _look_at(self, owner: str, fact_id: str, fields: Mapping[str, Any]) -> tuple[Fact, list[EncodingId]]:
-        """The fact as it is, and its KV's ids; refuse ``fields`` that would make it too long."""
+    def _look_at(self, owner: str, fact_id: str, fields: Mapping[str, Any]) -> tuple[Fact, list[EncodingId] | None]:
+        """The fact as it is, and its KV's ids where they can be known; refuse ``fields`` that make it too long."""
         fact = self._store.get(owner, FactId(fact_id))
         rendered = {name: fields.get(name, getattr(fact, name)) for name in ("text", "speaker", "time")}
         if fields:
             self.check_lengths([NewFact(**rendered)])
-        return fact, self._arena.of(fact)
+        try:
+            return fact, self._arena.of(fact)
+        except BlobStoreError:
+            return fact, None
 
-    async def _changed(self, owner: str, encodings: Sequence[EncodingId]) -> None:
-        self._notify(owner)
-        await self._arena.drop(encodings)
+    async def _changed(self, gone: Gone, served: Sequence[EncodingId] | None) -> None:
+        self._notify(gone.owner)
+        others = await self._in_thread(self._forgetting.drop, [gone])
+        if served is None:
+            await self._arena.sweep()
+        else:
+            await self._arena.drop([*served, *others])
 
     async def _in_thread(self, call: Callable[..., T], *args: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, partial(call, *args))

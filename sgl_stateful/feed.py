@@ -6,7 +6,8 @@
     UPDATED, SUPERSEDED, DELETED, PURGED     drop the KV, encode anew what saw it
     FeedGap, or a feed that was reset        drop the KV of facts that are gone, look at every owner
 
-How far the KV directory has followed is kept in it, so that what happens while no server runs is made up for.
+How far the KV directory has followed is kept in it, so that what happens while no server runs is made up for. While
+something is still to be dropped, the place that is kept stays behind.
 """
 
 from __future__ import annotations
@@ -23,7 +24,21 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from memstore import Change, ChangeKind, FactId, FeedGap, KVBlobs, MemStore, MemStoreError, OwnerId
+from memstore import (
+    BlobStoreError,
+    Change,
+    ChangeKind,
+    Fact,
+    FactId,
+    FeedGap,
+    KVBlobs,
+    MemStore,
+    MemStoreError,
+    OwnerId,
+    StoreDamaged,
+    VersionConflict,
+)
+from sgl_stateful.forgetting import Forgetting, Gone
 from sgl_stateful.outage import OUTAGES, Outage
 
 logger = logging.getLogger(__name__)
@@ -33,23 +48,36 @@ T = TypeVar("T")
 _PAGE = 1000
 _LONGEST_WAIT_S = 5.0
 _REMEMBERED = 100_000
+_REMEMBERED_S = 60.0
+_FIRST_VERIFY_WAIT_S = 1.0
+_LONGEST_VERIFY_WAIT_S = 600.0
 
 
 class OwnChanges:
-    """What this process has changed and seen to itself, so that the feed need not do it again. Of the event loop."""
+    """What this process has changed and seen to itself, so that the feed need not do it again. Of the event loop.
 
-    def __init__(self) -> None:
-        self._noted: OrderedDict[tuple[ChangeKind, FactId | None, int | None], None] = OrderedDict()
+    For a minute: what the feed has not shown by then never happened, or is seen to twice.
+    """
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._noted: OrderedDict[tuple[ChangeKind, FactId | None, int | None], float] = OrderedDict()
 
     def note(self, kind: ChangeKind, fact_id: FactId, version: int) -> None:
         """A change that has been seen to."""
-        self._noted[kind, fact_id, version] = None
-        while len(self._noted) > _REMEMBERED:
-            self._noted.popitem(last=False)
+        self._noted[kind, fact_id, version] = self._clock()
+        self._noted.move_to_end((kind, fact_id, version))
+        self._forget()
 
     def take(self, change: Change) -> bool:
         """Whether the change has been seen to; True once."""
-        return self._noted.pop((change.kind, change.fact_id, change.version), change) is None
+        self._forget()
+        return self._noted.pop((change.kind, change.fact_id, change.version), None) is not None
+
+    def _forget(self) -> None:
+        before = self._clock() - _REMEMBERED_S
+        while self._noted and (len(self._noted) > _REMEMBERED or next(iter(self._noted.values())) < before):
+            self._noted.popitem(last=False)
 
 
 class Bookmark:
@@ -96,6 +124,7 @@ class FeedFollower:
         blobs: KVBlobs,
         threads: Executor,
         own: OwnChanges,
+        forgetting: Forgetting,
         notify: Callable[[str], None],
         forget: Callable[[str], None],
         sweep: Callable[[], Awaitable[None]],
@@ -106,14 +135,20 @@ class FeedFollower:
         self._blobs = blobs
         self._threads = threads
         self._own = own
+        self._forgetting = forgetting
         self._notify = notify
         self._forget = forget
         self._sweep = sweep
         self._poll_s = poll_s
         self._expire_every_s = expire_every_s
         self._bookmark = Bookmark(blobs.path, store.records.location)
-        self.position = self._bookmark.read()
+        self.position = self._kept = self._bookmark.read()
+        self._must_verify = False
+        self._verify_at = 0.0
+        self._verify_wait_s = _FIRST_VERIFY_WAIT_S
+        self._not_expired: set[OwnerId] = set()
         self.outage = Outage("the change feed cannot be read, trying again", logger)
+        self._kv_outage = Outage("the KV store cannot be looked through, trying again", logger)
 
     async def run(self) -> None:
         """Follow until cancelled."""
@@ -122,9 +157,11 @@ class FeedFollower:
             try:
                 is_behind = await self.step()
                 if time.monotonic() >= expire_at:
-                    await self._in_thread(self._store.expire)
-                    await self._notice_a_reset()
-                    expire_at = time.monotonic() + self._expire_every_s
+                    try:
+                        await self._expire()
+                        await self._notice_a_reset()
+                    finally:
+                        expire_at = time.monotonic() + self._expire_every_s
             except MemStoreError as error:
                 self.outage.failed(error)
                 if not isinstance(error, OUTAGES):
@@ -141,19 +178,27 @@ class FeedFollower:
 
     async def step(self) -> bool:
         """Take in one page of changes; return whether there are more."""
-        if self.position is None:
-            await self._start_anew()
-            return False
-        try:
-            changes = await self._in_thread(self._store.changes, self.position, limit=_PAGE)
-        except FeedGap as gap:
-            logger.warning("%s", gap)
-            await self._start_anew()
-            return False
+        if self._forgetting.owes and await self._in_thread(self._forgetting.settle):
+            await self._sweep()
+        changes = await self._next_page()
         if changes:
             await self._take_in(changes)
-            await self._keep(changes[-1].position)
+            self.position = changes[-1].position
+        if self._forgetting.has_lost_count():
+            self._must_verify = True
+        if self._must_verify and time.monotonic() >= self._verify_at:
+            await self._verify()
+        await self._keep()
         return len(changes) == _PAGE
+
+    async def _next_page(self) -> Sequence[Change]:
+        if self.position is not None:
+            try:
+                return await self._in_thread(self._store.changes, self.position, limit=_PAGE)
+            except FeedGap as gap:
+                logger.warning("%s", gap)
+        await self._start_anew()
+        return ()
 
     async def _take_in(self, changes: Sequence[Change]) -> None:
         foreign = [change for change in changes if not self._own.take(change)]
@@ -162,35 +207,60 @@ class FeedFollower:
             for change in gone:
                 if change.kind is ChangeKind.PURGED:
                     self._forget(change.owner)
-            await self._in_thread(self._drop, gone)
+            await self._in_thread(self._forgetting.drop, [Gone.after(change) for change in gone])
             await self._sweep()
         for owner in dict.fromkeys(change.owner for change in foreign):
             self._notify(owner)
 
-    def _drop(self, changes: Sequence[Change]) -> None:
-        for owner, fact_id in dict.fromkeys((change.owner, change.fact_id) for change in changes):
-            try:
-                if fact_id is None:
-                    self._blobs.drop_owner(owner)
-                else:
-                    self._blobs.drop_fact(owner, fact_id)
-            except MemStoreError:
-                # Nobody asks for the KV of a version that the store no longer has.
-                logger.exception("the KV of a changed fact was not dropped")
-
     async def _start_anew(self) -> None:
+        """Go on from the feed's end, once every fact and every encoding has been looked at."""
         position = await self._in_thread(self._store.records.last_position)
-        report = await self._in_thread(self._blobs.verify, alive=self._alive, repair=True)
+        for owner in await self._in_thread(self._store.owners):
+            self._notify(owner)
+        self.position, self._must_verify, self._verify_at = position, True, 0.0
+
+    async def _verify(self) -> None:
+        """Drop the KV of what the store does not have; whoever fails at that is not asked again for a while."""
+        self._verify_at = time.monotonic() + self._verify_wait_s
+        self._verify_wait_s = min(2 * self._verify_wait_s, _LONGEST_VERIFY_WAIT_S)
+        try:
+            report = await self._in_thread(self._blobs.verify, alive=self._alive, repair=True)
+        except BlobStoreError as error:
+            # Whoever follows the feed meanwhile misses nothing.
+            self._kv_outage.failed(error)
+            return
+        self._kv_outage.worked()
+        self._must_verify, self._verify_wait_s = False, _FIRST_VERIFY_WAIT_S
         if report.repaired:
             logger.warning("dropped %d encodings of facts that are gone, or damaged", report.repaired)
             await self._sweep()
-        for owner in await self._in_thread(self._store.owners):
-            self._notify(owner)
-        await self._keep(position)
 
     def _alive(self, owner: OwnerId, facts: Sequence[tuple[FactId, int]]) -> Collection[FactId]:
-        stored = {fact.id: fact.version for fact in self._store.get_many(owner, [fact_id for fact_id, _ in facts])}
+        stored = {fact.id: fact.version for fact in self._readable(owner, [fact_id for fact_id, _ in facts])}
         return {fact_id for fact_id, version in facts if stored.get(fact_id) == version}
+
+    def _readable(self, owner: OwnerId, fact_ids: Sequence[FactId]) -> list[Fact]:
+        """The facts that are there; a damaged one is as good as gone."""
+        try:
+            return self._store.get_many(owner, fact_ids)
+        except StoreDamaged:
+            if len(fact_ids) == 1:
+                return []
+            return [fact for fact_id in fact_ids for fact in self._readable(owner, [fact_id])]
+
+    async def _expire(self) -> None:
+        """Remove what has expired, of every owner of whom it can be removed."""
+        failed: set[OwnerId] = set()
+        for owner in await self._in_thread(self._store.records.owners_with_expired, now=time.time()):
+            try:
+                await self._in_thread(self._store.expire, owner)
+            except MemStoreError as error:
+                if isinstance(error, OUTAGES) and not isinstance(error, VersionConflict):
+                    raise
+                failed.add(owner)
+                if owner not in self._not_expired:
+                    logger.warning("expired facts of an owner cannot be removed: %s", error)
+        self._not_expired = failed
 
     async def _notice_a_reset(self) -> None:
         last = await self._in_thread(self._store.records.last_position)
@@ -198,10 +268,13 @@ class FeedFollower:
             logger.warning("the store's feed begins anew: it was emptied, or restored from a copy")
             self.position = None
 
-    async def _keep(self, position: int) -> None:
-        self.position = position
+    async def _keep(self) -> None:
+        """Keep the place, unless somebody who began there would miss what is still to be dropped."""
+        if self.position is None or self.position == self._kept or self._must_verify or self._forgetting.owes:
+            return
+        self._kept = self.position
         try:
-            await self._in_thread(self._bookmark.write, position)
+            await self._in_thread(self._bookmark.write, self.position)
         except OSError:
             logger.warning("how far the feed has been followed was not kept", exc_info=True)
 

@@ -23,6 +23,7 @@ from sgl_stateful.engine_port import EnginePort
 from sgl_stateful.errors import BadMemoryRequest, UnverifiedSplice
 from sgl_stateful.facts import Facts
 from sgl_stateful.feed import FeedFollower, OwnChanges
+from sgl_stateful.forgetting import Forgetting
 from sgl_stateful.metrics import MemoryMetrics, process_metrics
 from sgl_stateful.params import MemoryParams
 from sgl_stateful.planner import Prepared, PromptPlanner
@@ -87,13 +88,14 @@ class MemoryService:
             store, self._salts, threads=settings.retrieve_threads, timeout_s=settings.retrieve_timeout_s
         )
         self._arena = ServedKV(engine=engine, blobs=blobs, policies=[policy.name for policy in self._policies])
-        own = OwnChanges()
+        own, self._forgetting = OwnChanges(), Forgetting(blobs, strict=False)
         self.facts = Facts(
             store,
             threads=self._threads,
             tokenizer=tokenizer,
             max_tokens=min(settings.max_fact_tokens, context_len // 2),
             own=own,
+            forgetting=self._forgetting,
             notify=self.notify,
             arena=self._arena,
         )
@@ -102,6 +104,7 @@ class MemoryService:
             blobs=blobs,
             threads=self._threads,
             own=own,
+            forgetting=self._forgetting,
             notify=self.notify,
             forget=self._retriever.forget,
             sweep=self._arena.sweep,

@@ -231,6 +231,11 @@ class KVBlobs:
         with self._rows(write=True) as rows:
             return rows.remove_facts(fact_key(owner, fact_id))
 
+    def drop_older(self, owner: OwnerId, fact_id: FactId, version: int) -> int:
+        """Remove the encodings of a fact that are of versions before `version`; return how many there were."""
+        with self._rows(write=True) as rows:
+            return rows.remove_older(fact_key(owner, fact_id), version)
+
     def drop_owner(self, owner: OwnerId) -> int:
         """Remove every row of an owner, anchors included; return how many encodings there were.
 

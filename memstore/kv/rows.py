@@ -209,6 +209,18 @@ class Rows:
         clear(self.txn, self.tables.blobs, prefix)
         return count
 
+    def remove_older(self, prefix: bytes, version: int) -> int:
+        """Remove what the slots that begin with `prefix` hold of versions before `version`; return how many.
+
+        What is damaged may be of any version, and goes too.
+        """
+        count = 0
+        for slot, encoding in self.descriptions(prefix):
+            if encoding is None or encoding.fact_version < version:
+                self.empty(slot, encoding)
+                count += 1
+        return count
+
     def remove_owner(self, prefix: bytes) -> int:
         """Remove every row of an owner, also damaged ones; return how many slots were filled."""
         count = self.remove_facts(prefix)

@@ -241,6 +241,20 @@ except StoreError as error:
         assert run_unprivileged(code) == "BlobStoreReadOnly"
 
 
+def test_dropping_older_versions_keeps_the_newer_and_other_facts(blobs: KVBlobs) -> None:
+    old = encoding(1, policy="window:2", saw=((FactId("seen"), 1),))
+    new = encoding(2, fact_version=2)
+    other = encoding(3, fact_id=FactId("other"))
+    for number, one in enumerate((old, new, other), start=1):
+        blobs.put(one, *kv(number))
+    assert blobs.drop_older(ANA, FACT, 1) == 0
+    assert blobs.drop_older(ANA, FACT, 2) == 1
+    assert [blobs.has(one.id) for one in (old, new, other)] == [False, True, True]
+    assert blobs.dependents(ANA, FactId("seen")) == []
+    report = blobs.verify(repair=False)
+    assert (report.encodings, report.corrupt, report.dangling) == (2, 0, 0)
+
+
 @pytest.mark.parametrize("damage", ["noise", "short", "pickle"])
 def test_a_damaged_environment_is_moved_aside(
     tmp_path: Path, settings: MemStoreSettings, damage: str, caplog: pytest.LogCaptureFixture

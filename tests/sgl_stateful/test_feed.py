@@ -2,18 +2,33 @@
 
 import asyncio
 import logging
+import sqlite3
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from kv_faults import unwritable
 from memory_engine import MemoryEngine
 from redis_server import RedisServer
 from words import WordEmbedder
 
-from memstore import Fact, FeedGap, KVBlobs, MemStore, MemStoreSettings, NewFact, OwnerId, StoreUnreachable
+from memstore import (
+    Change,
+    ChangeKind,
+    Fact,
+    FeedGap,
+    KVBlobs,
+    MemStore,
+    MemStoreSettings,
+    NewFact,
+    OwnerId,
+    StoreUnreachable,
+)
 from sgl_stateful.feed import FeedFollower, OwnChanges
+from sgl_stateful.forgetting import Forgetting
 from sgl_stateful.service import MemoryService
 
 pytestmark = pytest.mark.anyio
@@ -75,6 +90,7 @@ def follower(
         blobs=blobs,
         threads=ThreadPoolExecutor(1),
         own=own or OwnChanges(),
+        forgetting=Forgetting(blobs, strict=False),
         notify=[].append if notified is None else notified.append,
         forget=[].append if forgotten is None else forgotten.append,
         sweep=sweep,
@@ -245,6 +261,152 @@ def _is_trimmed(store: MemStore) -> bool:
     except FeedGap:
         return True
     return False
+
+
+def test_an_own_change_that_the_feed_does_not_show_is_forgotten(store: MemStore) -> None:
+    now = 100.0
+    own = OwnChanges(clock=lambda: now)
+    facts = store.add_many("ana", [NewFact("one"), NewFact("two")])
+    own.note(ChangeKind.ADDED, facts[0].id, 1)
+    now += 59
+    own.note(ChangeKind.ADDED, facts[1].id, 1)
+    now += 2
+    shown: list[Change] = store.changes(0)
+    assert [own.take(change) for change in shown] == [False, True]
+
+
+async def test_a_change_of_the_expiry_alone_keeps_the_kv(
+    make_service: Make, elsewhere: MemStore, store: MemStore, blobs: KVBlobs
+) -> None:
+    async with serving(make_service) as service:
+        facts = elsewhere.add_many("ana", [NewFact(text) for text in TEXTS])
+        await until(lambda: encoded(service, blobs, *facts) == 3)
+        await until(lambda: service._follower.position == store.records.last_position())
+    elsewhere.update("ana", facts[0].id, expires_at=time.time() + 3600)
+    changed = elsewhere.update("ana", facts[1].id, text="blue canoe")
+    await follower(store, blobs).step()
+    assert encoded(service, blobs, *facts) == 2
+    assert encoded(service, blobs, changed) == 0, "and the old one is gone"
+    assert blobs.stats().encodings == 2
+
+
+# ---- what is damaged, or fails ----
+
+
+def damage(path: Path, fact: Fact) -> None:
+    """Change one letter of a record behind the store's back."""
+    with sqlite3.connect(path / "records.sqlite3") as db:
+        changed = db.execute(
+            "UPDATE facts SET record = replace(record, ?, ?) WHERE id = ?", [fact.text, fact.text[::-1], fact.id]
+        )
+        assert changed.rowcount == 1
+    db.close()
+
+
+async def test_a_damaged_record_is_looked_at_once(
+    make_service: Make, store: MemStore, blobs: KVBlobs, tmp_path: Path
+) -> None:
+    async with serving(make_service) as service:
+        added = await service.facts.add("ana", [NewFact(text) for text in TEXTS])
+        facts = [addition.fact for addition in added]
+        await until(lambda: encoded(service, blobs, *facts) == 3)
+    damage(tmp_path / "store", facts[1])
+    (blobs.path / "feed.json").unlink(missing_ok=True)
+    follows = follower(store, blobs)
+    await follows.step()
+    assert follows.position == store.records.last_position()
+    assert encoded(service, blobs, *facts) == 2, "what cannot be read is not there"
+    assert blobs.stats().encodings == 2
+    assert follower(store, blobs).position == follows.position, "kept for whoever comes after"
+
+
+async def test_what_cannot_be_dropped_is_dropped_later(
+    make_service: Make, elsewhere: MemStore, store: MemStore, blobs: KVBlobs
+) -> None:
+    async with serving(make_service) as service:
+        facts = elsewhere.add_many("ana", [NewFact(text) for text in TEXTS])
+        await until(lambda: encoded(service, blobs, *facts) == 3)
+        await until(lambda: service._follower.position == store.records.last_position())
+    sweeps: list[None] = []
+    follows, before = follower(store, blobs, sweeps=sweeps), store.records.last_position()
+    with unwritable(blobs):
+        elsewhere.delete("ana", facts[0].id)
+        for _ in range(3):
+            await follows.step()
+        assert follows.position == store.records.last_position(), "the rest of the feed does not wait"
+        assert blobs.stats().encodings == 3
+        assert follower(store, blobs).position == before, "whoever comes after a crash sees it again"
+    del sweeps[:]
+    await follows.step()
+    assert blobs.stats().encodings == 2
+    assert len(sweeps) == 1
+    assert follower(store, blobs).position == follows.position
+
+
+async def test_more_failures_than_are_remembered_have_everything_looked_through(
+    make_service: Make, elsewhere: MemStore, store: MemStore, blobs: KVBlobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sgl_stateful.forgetting._MOST_OWED", 1)
+    async with serving(make_service) as service:
+        facts = elsewhere.add_many("ana", [NewFact(text) for text in TEXTS])
+        await until(lambda: encoded(service, blobs, *facts) == 3)
+        await until(lambda: service._follower.position == store.records.last_position())
+    follows = follower(store, blobs)
+    with unwritable(blobs):
+        for fact in facts[:2]:
+            elsewhere.delete("ana", fact.id)
+        await follows.step()
+        assert blobs.stats().encodings == 3
+    follows._verify_at = 0.0  # the wait is over
+    await follows.step()
+    assert blobs.stats().encodings == 1
+    assert follower(store, blobs).position == store.records.last_position()
+
+
+async def test_an_owner_whose_facts_cannot_be_removed_stops_no_other(
+    store: MemStore, blobs: KVBlobs, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = time.time() - 100
+    store._lifecycle._clock = lambda: now
+    stuck = store.add("ana", "red kayak", expires_at=now + 5)
+    for owner in ("bob", "cleo"):
+        store.add(owner, "green bicycle", expires_at=now + 5)
+    damage(tmp_path / "store", stuck)
+    now += 10
+    follows = follower(store, blobs)
+    for _ in range(3):
+        await follows._expire()
+    assert store.records.owners_with_expired(now=now) == ["ana"]
+    said = [record for record in caplog.records if "cannot be removed" in record.message]
+    assert len(said) == 1
+
+
+async def test_expiring_that_fails_waits_for_its_next_time(
+    store: MemStore, blobs: KVBlobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[float] = []
+
+    def fail(*, now: float) -> list[OwnerId]:
+        asked.append(now)
+        raise StoreUnreachable("nobody listens")
+
+    monkeypatch.setattr(store.records, "owners_with_expired", fail)
+    follows = follower(store, blobs)
+    follows._expire_every_s = TIMEOUT_S
+    steps = 0
+    step = follows.step
+
+    async def counted() -> bool:
+        nonlocal steps
+        steps += 1
+        return await step()
+
+    monkeypatch.setattr(follows, "step", counted)
+    task = asyncio.create_task(follows.run())
+    await until(lambda: steps >= 5)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert len(asked) == 1
 
 
 # ---- outages ----

@@ -1,11 +1,13 @@
 """The routes that change facts, and those that tell what changed."""
 
+import asyncio
 import time
 from typing import Any
 
 import httpx
 import pytest
 from fastapi import FastAPI
+from kv_faults import unwritable
 from memory_engine import MemoryEngine
 from memory_routes import FACTS, add, refusal
 from sglang.srt.utils.auth import add_api_key_middleware
@@ -263,3 +265,23 @@ async def test_changes_in_pages(client: httpx.AsyncClient, store: MemStore) -> N
     assert of_bob["next"] == of_bob["changes"][0]["position"]
     assert (await client.get(CHANGES, params={"since": since})).json() == {"changes": [], "next": since}
     assert "text" not in of_bob["changes"][0]
+
+
+# ---- a KV store that fails ----
+
+
+async def test_a_change_is_answered_whatever_becomes_of_its_kv(
+    client: httpx.AsyncClient, service: MemoryService, blobs: KVBlobs, engine: MemoryEngine
+) -> None:
+    fact, other = await add(client, "red kayak", "green bicycle")
+    assert await service.wait_for_kv("ana", [fact["id"], other["id"]]) == []
+    with unwritable(blobs, readable=False):
+        reply = await client.patch(f"{FACTS}/{fact['id']}", json={"owner": "ana", "text": "blue canoe"})
+        assert reply.status_code == 200, reply.text
+        assert (await client.delete(f"{FACTS}/{other['id']}", params={"owner": "ana"})).status_code == 200
+        assert [op for op, _ in engine.controls if op != "describe"][-1] == "sweep", "it may be in the arena"
+    assert [f.text for f in service.store.list("ana")] == ["blue canoe"]
+    async with asyncio.timeout(60):
+        while service._forgetting.owes or await service.wait_for_kv("ana", [fact["id"]]):
+            await asyncio.sleep(0.01)
+    assert blobs.stats().encodings == 1
