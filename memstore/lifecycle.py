@@ -133,7 +133,10 @@ class Lifecycle:
             fresh = [digest for digest in wanted if idempotency is not None or digest not in twins]
             self._embed_into(vectors, digests, facts, [d for d in fresh if d not in vectors], on_progress)
             longer = {d: t for d, t in twins.items() if _stay(wanted[d]) > _stay(t)}
-            kept = {d: dataclasses.replace(t, expires_at=wanted[d].expires_at) for d, t in longer.items()}
+            kept = {
+                d: dataclasses.replace(t, expires_at=wanted[d].expires_at, updated_at=self._clock())
+                for d, t in longer.items()
+            }
             insertions = {d: Insertion(kept.get(d, twin), created=False) for d, twin in twins.items()}
             if not fresh and not longer:
                 # Nothing is written, and so nothing refuses a store that has changed over to another embedder.

@@ -109,9 +109,8 @@ class Searcher:
             head = self._lifecycle.head(owner)
             expired = [fact.seq for fact in self._lifecycle.expired(owner, head)]
             with self._views.opened(owner, head) as view:
-                found = view.search(
-                    query.mode, vector=query.vector, text=query.text, k=query.k, where=query.where, without=expired
-                )
+                view.forget(expired)
+                found = view.search(query.mode, vector=query.vector, text=query.text, k=query.k, where=query.where)
                 versions = {seq: view.version(seq) for seq, _ in found}
             hits = self._hits(owner, found, versions)
             # Fewer where a fact changed between the two look-ups: look again.

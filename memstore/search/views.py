@@ -87,6 +87,16 @@ class OwnerView:
             head = self._records.head(self._owner)
         raise StoreBusy(f"the facts of owner {self._owner!r} change faster than they can be read: repeat")
 
+    def forget(self, seqs: Sequence[int]) -> None:
+        """Leave out facts that are gone or have expired; what is changed after all comes back with that change."""
+        for seq in seqs:
+            self._versions.pop(seq, None)
+        self._vectors.remove(seqs)
+        if self._keywords is not None:
+            self._keywords.remove(seqs)
+        if self._attributes is not None:
+            self._attributes.remove(seqs)
+
     def search(
         self,
         mode: SearchMode,
@@ -95,16 +105,9 @@ class OwnerView:
         text: str,
         k: int,
         where: FactFilter | None,
-        without: Sequence[int] = (),
     ) -> list[Neighbour]:
-        """Return the min(k, matching) best facts; for keywords, only facts that have a word of `text` match.
-
-        The seqs `without` match nothing.
-        """
+        """Return the min(k, matching) best facts; for keywords, only facts that have a word of `text` match."""
         allowed = None if where is None else self._attribute_index().matching(where)
-        if without:
-            everything = np.array(sorted(self._versions), dtype=np.int64) if allowed is None else allowed
-            allowed = np.setdiff1d(everything, np.array(without, dtype=np.int64), assume_unique=True)
         if mode is SearchMode.KEYWORD:
             return self._keyword_index().search(text, k, allowed=allowed)
         assert vector is not None, f"a {mode} search without a vector"
@@ -168,16 +171,12 @@ class OwnerView:
             if makes_lacking:
                 self._reembed(self._owner, lacking)
             return False
-        self._vectors.remove([seq for seq in seqs if seq not in current])
+        self.forget(seqs)
         self._vectors.add(list(current), [rows[seq] for seq in current])
-        for seq in seqs:
-            self._versions.pop(seq, None)
         self._versions |= {seq: fact.version for seq, fact in current.items()}
         if self._keywords is not None:
-            self._keywords.remove(seqs)
             self._keywords.add(list(current), [fact.text for fact in current.values()])
         if self._attributes is not None:
-            self._attributes.remove(seqs)
             self._attributes.add(list(current.values()))
         self._position = changes[-1].position
         return True
