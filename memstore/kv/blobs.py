@@ -31,9 +31,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-# How often a put makes room where the budget has some, but no free pages lie side by side.
-
-
 class BlobStats(NamedTuple):
     """Size of a KV cache."""
 
@@ -186,6 +183,9 @@ class KVBlobs:
 
     def acquire(self, encoding_ids: Sequence[EncodingId]) -> None:
         """Keep encodings from being evicted by this instance, until each is released as often as it was acquired.
+
+        For a caller that loads several and must find them all, whatever it or another thread puts meanwhile. The
+        server's scheduler does not need it: it loads one at a time, and keeps in memory what it has loaded.
 
         They can still be dropped, replaced by a newer version, and evicted by another process. An id that is not
         there is held all the same.

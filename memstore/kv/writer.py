@@ -17,6 +17,7 @@ from memstore.kv.rows import Rows
 from memstore.types import EncodingId
 
 _DEFRAGMENTATIONS = 8
+"""How often a put makes room where the budget has some, but no free pages lie side by side."""
 
 
 class OpenRows(Protocol):

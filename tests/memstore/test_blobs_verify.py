@@ -9,8 +9,9 @@ import pytest
 import torch
 from small_kv import delete, encoding, entries, flipped, kv, overwrite, raw
 
-from memstore import CorruptBlob, Encoding, FactId, KVBlobs, MemStoreSettings, OwnerId
+from memstore import CorruptBlob, Encoding, FactId, KVBlobs, MemStore, MemStoreSettings, OwnerId
 from memstore.kv.verify import BlobReport
+from memstore.verify import alive_in
 
 ANA, BO, SEEN = OwnerId("ana"), OwnerId("bo"), FactId("seen")
 KIND = {"fingerprint": "model-a", "policy": "anchor:4"}
@@ -220,6 +221,15 @@ def test_an_encoding_that_was_exchanged_meanwhile_is_not_removed_for_the_old_one
 
     assert filled.verify(alive=alive, repair=True)[:5] == (11, 0, 1, 0, 0)
     assert filled.load(encoding(30).id) is not None
+
+
+def test_alive_is_what_the_records_have_at_that_version(store: MemStore) -> None:
+    fact, changed = store.add(ANA, "Rex is two"), store.add(ANA, "Tom is a cat")
+    store.update(ANA, changed.id, text="Tom is a dog")
+    alive = alive_in(store)
+    assert set(alive(ANA, [(fact.id, 1), (changed.id, 1), (FactId("gone"), 1)])) == {fact.id}
+    assert set(alive(ANA, [(fact.id, 2), (changed.id, 2)])) == {changed.id}
+    assert not alive(BO, [(fact.id, 1)])
 
 
 def test_no_description_is_kept_for_the_comparison_with_the_records(filled: KVBlobs) -> None:
