@@ -36,6 +36,10 @@ def serve(
     also_encode: Annotated[str | None, typer.Option(help="More policies to choose from, comma-separated.")] = None,
     embedder: Annotated[str | None, typer.Option(help="Sentence-transformers path or hub id.")] = None,
     arena_mib: Annotated[int | None, typer.Option(min=1, help="Memory for encoded facts, MiB.")] = None,
+    strict_forgetting: Annotated[
+        bool | None,
+        typer.Option("--strict-forgetting", help="Drop KV at once that saw a fact which was changed or deleted."),
+    ] = None,
     allow_unverified_splice: Annotated[
         bool | None, typer.Option("--allow-unverified-splice", help="Serve although the self-test failed.")
     ] = None,
@@ -51,6 +55,7 @@ def serve(
         "also_encode": also_encode,
         "embedder": embedder,
         "arena_mib": arena_mib,
+        "strict_forgetting": strict_forgetting,
         "allow_unverified_splice": allow_unverified_splice,
     }
     # SGLang's subprocesses read their settings from the environment.

@@ -88,7 +88,7 @@ class MemoryService:
             store, self._salts, threads=settings.retrieve_threads, timeout_s=settings.retrieve_timeout_s
         )
         self._arena = ServedKV(engine=engine, blobs=blobs, policies=[policy.name for policy in self._policies])
-        own, self._forgetting = OwnChanges(), Forgetting(blobs, strict=False)
+        own, self._forgetting = OwnChanges(), Forgetting(blobs, strict=settings.strict_forgetting)
         self.facts = Facts(
             store,
             threads=self._threads,

@@ -58,6 +58,10 @@ class StatefulSettings(BaseSettings):
     store_threads: int = Field(8, ge=1, description="Other calls to the store at once.")
     feed_poll_s: float = Field(0.5, gt=0, description="How often changes by other processes are looked for.")
     expire_every_s: float = Field(60.0, gt=0, description="How often facts that have expired are removed.")
+    strict_forgetting: bool = Field(
+        False,
+        description="Drop KV at once that saw a fact which was changed or deleted, not once it is remade.",
+    )
     allow_unverified_splice: bool = Field(False, description="Serve even though the start-up self-test failed.")
     self_test: bool = Field(True, description="Run the self-test at start-up.")
 

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kv_faults import unwritable
@@ -47,7 +48,7 @@ def elsewhere(tmp_path: Path, store: MemStore) -> Iterator[MemStore]:
 
 
 @asynccontextmanager
-async def serving(make_service: Make, **settings: float) -> AsyncIterator[MemoryService]:
+async def serving(make_service: Make, **settings: Any) -> AsyncIterator[MemoryService]:
     service = make_service(feed_poll_s=0.01, **settings)
     await service.start()
     try:
@@ -288,6 +289,63 @@ async def test_a_change_of_the_expiry_alone_keeps_the_kv(
     assert encoded(service, blobs, *facts) == 2
     assert encoded(service, blobs, changed) == 0, "and the old one is gone"
     assert blobs.stats().encodings == 2
+
+
+# ---- what saw a fact that is gone ----
+
+
+@pytest.mark.parametrize("by", ["this server", "another process"])
+@pytest.mark.parametrize("way", ["update", "supersede", "delete"])
+@pytest.mark.parametrize("strict", [True, False])
+async def test_kv_that_saw_a_fact_goes_at_once_where_forgetting_is_strict(
+    make_service: Make,
+    elsewhere: MemStore,
+    store: MemStore,
+    blobs: KVBlobs,
+    engine: MemoryEngine,
+    strict: bool,
+    way: str,
+    by: str,
+) -> None:
+    async with serving(make_service, strict_forgetting=strict) as service:
+        facts = [added.fact for added in await service.facts.add("ana", [NewFact(text) for text in TEXTS])]
+        await until(lambda: encoded(service, blobs, *facts) == 3)
+        await until(lambda: service._follower.position == store.records.last_position())
+        saw = {encoding.fact_id: encoding.id for encoding in blobs.dependents(ANA, facts[0].id)}
+        assert saw.keys() == {facts[1].id, facts[2].id}
+        service._tasks["encoder"].cancel()  # nothing is made anew
+        del engine.controls[:]
+        if by == "another process":
+            change = {
+                "update": lambda: elsewhere.update("ana", facts[0].id, text="blue canoe"),
+                "supersede": lambda: elsewhere.supersede("ana", facts[0].id, "blue canoe"),
+                "delete": lambda: elsewhere.delete("ana", facts[0].id),
+            }[way]
+            await asyncio.to_thread(change)
+        elif way == "update":
+            await service.facts.update("ana", facts[0].id, {"text": "blue canoe"})
+        elif way == "supersede":
+            await service.facts.supersede("ana", facts[0].id, "blue canoe", {})
+        else:
+            await service.facts.delete("ana", facts[0].id)
+        await until(lambda: bool(engine.controls))
+        assert encoded(service, blobs, facts[0]) == 0
+        assert encoded(service, blobs, *facts[1:]) == (0 if strict else 2)
+        if by == "this server":
+            [dropped] = [payload["encoding_ids"] for op, payload in engine.controls if op == "drop"]
+            assert (set(saw.values()) <= set(dropped)) == strict
+
+
+async def test_strict_forgetting_keeps_what_saw_a_fact_that_is_still_true(
+    make_service: Make, elsewhere: MemStore, store: MemStore, blobs: KVBlobs
+) -> None:
+    async with serving(make_service, strict_forgetting=True) as service:
+        facts = [added.fact for added in await service.facts.add("ana", [NewFact(text) for text in TEXTS])]
+        await until(lambda: encoded(service, blobs, *facts) == 3)
+        before = {encoding.id for encoding in blobs.dependents(ANA, facts[0].id)}
+        elsewhere.update("ana", facts[0].id, expires_at=time.time() + 3600)
+        await until(lambda: service._follower.position == store.records.last_position())
+        assert {encoding.id for encoding in blobs.dependents(ANA, facts[0].id)} == before
 
 
 # ---- what is damaged, or fails ----
