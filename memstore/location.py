@@ -7,9 +7,9 @@ from pathlib import Path
 from memstore.errors import InvalidLocation
 from memstore.records.base import RecordStore
 from memstore.records.sqlite import SQLiteRecords
-from memstore.settings import MemStoreSettings
+from memstore.settings import REDIS_SCHEMES, MemStoreSettings
 
-_REDIS_SCHEMES = ("redis", "rediss", "redis+sentinel", "rediss+sentinel")
+_SYNTAX = f"use a directory, sqlite:///DIR, or a URL with {', '.join(f'{scheme}://' for scheme in REDIS_SCHEMES)}"
 
 
 def directory_of(location: str | Path) -> Path | None:
@@ -18,7 +18,7 @@ def directory_of(location: str | Path) -> Path | None:
     Raises
     ------
     InvalidLocation
-        A scheme that is not known. The message never shows what could be a password.
+        A scheme that is not known, or one that is, and no URL. The message never quotes it: it may be a password.
     """
     if isinstance(location, Path):
         return location
@@ -26,15 +26,17 @@ def directory_of(location: str | Path) -> Path | None:
     if not separator:
         if not location:
             raise InvalidLocation("the store's location is empty: pass a directory or a URL")
+        if location.partition(":")[0].lower() in ("sqlite", *REDIS_SCHEMES) and ":" in location:
+            raise InvalidLocation(f"this begins as a URL, and is none: {_SYNTAX}")
         return Path(location)
     if scheme == "sqlite":
         if not rest.startswith("/") or rest == "/":
             raise InvalidLocation("write sqlite:///DIR for a directory, and sqlite:////DIR for an absolute one")
         # As SQLAlchemy has it: three slashes are relative, four are absolute.
         return Path(rest[1:])
-    if scheme in _REDIS_SCHEMES:
+    if scheme in REDIS_SCHEMES:
         return None
-    raise InvalidLocation(f"{scheme[:20]!r} is no scheme of a store: use sqlite:///DIR, {', '.join(_REDIS_SCHEMES)}")
+    raise InvalidLocation(f"this is no scheme of a store: {_SYNTAX}")
 
 
 def open_records(

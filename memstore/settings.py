@@ -9,6 +9,10 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 Positive = Annotated[int, Field(gt=0)]
 Seconds = Annotated[float, Field(gt=0)]
 
+REDIS_SCHEMES = ("redis", "rediss", "redis+sentinel", "rediss+sentinel")
+REDIS_PREFIX = r"^[A-Za-z0-9_.-]{1,64}$"
+"""Without `:`, which ends the prefix in a key: no store's keys are a part of another's."""
+
 
 class MemStoreSettings(BaseSettings):
     """Settings of a store, each also an environment variable `MEMSTORE_<NAME>`."""
@@ -44,7 +48,7 @@ class MemStoreSettings(BaseSettings):
     idempotency_ttl_s: Seconds = 7 * 86400.0
     """How long an idempotency key is remembered at least."""
 
-    redis_prefix: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.-]+$")] = "memstore"
+    redis_prefix: Annotated[str, Field(pattern=REDIS_PREFIX)] = "memstore"
     """What every key of the store in Redis starts with."""
 
     redis_password: SecretStr | None = None

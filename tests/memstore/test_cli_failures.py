@@ -88,7 +88,7 @@ def wrong_urls(port: int) -> list[tuple[int, str]]:
         (2, f"redis://admin:{PASSWORD}@127.0.0.1:port/0"),
         (2, f"redis://admin:{PASSWORD}@127.0.0.1:{port}/zero"),
         (2, f"redos://admin:{PASSWORD}@127.0.0.1:{port}/0"),
-        (3, f"redis:/admin:{PASSWORD}@127.0.0.1:{port}/0"),
+        (2, f"redis:/admin:{PASSWORD}@127.0.0.1:{port}/0"),
         (3, f"admin:{PASSWORD}@127.0.0.1:{port}"),
         (2, f"redis://admin:{PASSWORD}@127.0.0.1:{port}/0?password={PASSWORD}"),
     ]

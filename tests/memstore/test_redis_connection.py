@@ -3,9 +3,10 @@
 import logging
 import traceback
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
-from pydantic import SecretStr
+from pydantic import SecretStr, ValidationError
 from redis_facts import ANA, BO, EMBEDDER, QUICK, add, drafts, insert, opened, texts_of
 from redis_proxy import LossyProxy
 from redis_server import Certificates, RedisServer, free_port, wait_until
@@ -19,9 +20,11 @@ from memstore.errors import (
     StoreTLSError,
     StoreUnreachable,
 )
+from memstore.location import directory_of
 from memstore.records import Batch
 from memstore.records.redis import RedisOptions, RedisRecords
 from memstore.records.redis.options import parse_location
+from memstore.settings import MemStoreSettings
 from memstore.types import ChangeKind
 
 SECRET = "hunter2-3a:/@?#%ü"
@@ -76,12 +79,57 @@ def test_a_sentinel_url_has_several_hosts_and_a_service() -> None:
         "rediss://:hunter2@h?ca=/no/such/file",
         "redis+sentinel://:hunter2@h",
         "redis://:hunter2@[::1",
+        "redis://:?hunter2=@host/0",
+        "redis://h?hunter2",
+        "redis://h?hunter2=a&hunter2=b",
+        "redis://ana:1#hunter2@h/0",
+        "redis://h/0#",
+        "redis://h/0?prefix=hunter2:o",
+        "redis://h/0?prefix=hunter2%0A",
+        "redis://ana:70000/hunter2@h",
+        "rediss://ana:1?ca=hunter2@h/0",
     ],
 )
 def test_what_cannot_be_understood_is_refused_without_repeating_a_password(url: str) -> None:
     with pytest.raises(InvalidLocation) as refusal:
         parse_location(url, RedisOptions())
     assert "hunter2" not in "".join(traceback.format_exception(refusal.value))
+
+
+@pytest.mark.parametrize("prefix", ["a:o", "", "x" * 65, "a*", "a\n", "é"])
+def test_a_prefix_is_the_same_in_a_url_and_in_the_settings(prefix: str) -> None:
+    with pytest.raises(ValidationError):
+        MemStoreSettings(redis_prefix=prefix)
+    for location, options in ((f"redis://h?prefix={quote(prefix)}", {}), ("redis://h", {"prefix": prefix})):
+        with pytest.raises(InvalidLocation, match="prefix"):
+            parse_location(location, RedisOptions(**options))
+    settings = MemStoreSettings(redis_prefix="a.b_C-9" + "x" * 57)
+    assert parse_location("redis://h", RedisOptions.from_settings(settings)).prefix == settings.redis_prefix
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        "redis:/ana:hunter2@host/0",
+        "redis:ana:hunter2@host/0",
+        "REDISS:hunter2",
+        "rediss+sentinel:/ana:hunter2@a,b/main",
+        "sqlite:/hunter2",
+        "hunter2://h",
+        "Redis://:hunter2@h",
+        "ana:hunter2@redis://h",
+    ],
+)
+def test_a_location_that_is_nearly_a_url_is_no_directory(location: str) -> None:
+    with pytest.raises(InvalidLocation) as refusal:
+        directory_of(location)
+    assert "hunter2" not in "".join(traceback.format_exception(refusal.value))
+
+
+def test_a_directory_may_be_named_like_a_scheme() -> None:
+    for name in ("redis", "./redis:/x", "sqlite", "a:b"):
+        assert directory_of(name) == Path(name)
+    assert directory_of(Path("redis:x")) == Path("redis:x")
 
 
 # ---- TLS ----

@@ -1,7 +1,6 @@
 """Where a Redis record store is and how to get there."""
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -10,16 +9,14 @@ from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 from pydantic import SecretStr
 
 from memstore.errors import InvalidLocation
-from memstore.settings import MemStoreSettings
+from memstore.settings import REDIS_PREFIX, REDIS_SCHEMES, MemStoreSettings
 
-_SCHEMES = ("redis", "rediss", "redis+sentinel", "rediss+sentinel")
 _PARAMETERS = ("prefix", "ca", "cert", "key")
 _SYNTAX = (
     "write redis[s]://[user[:password]@]host[:port][/db][?prefix=NAME&ca=FILE&cert=FILE&key=FILE], or"
     " redis[s]+sentinel://[user[:password]@]host:port,host:port/service[/db];"
     " percent-encode what a password has besides letters and digits"
 )
-_PREFIX = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 _PORT, _SENTINEL_PORT = 6379, 26379
 
 
@@ -132,11 +129,13 @@ def parse_location(url: str, options: RedisOptions) -> RedisLocation:
         parameters = parse_qs(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
     except ValueError:
         parts, parameters = None, {}
-    if parts is None or parts.scheme not in _SCHEMES:
+    if parts is None or parts.scheme not in REDIS_SCHEMES:
         raise InvalidLocation(f"this is no Redis URL: {_SYNTAX}")
-    unknown = sorted(set(parameters) - set(_PARAMETERS))
-    if unknown:
-        raise InvalidLocation(f"unknown parameter {', '.join(unknown)} in the Redis URL: {_SYNTAX}")
+    # Nothing of it is quoted: with a password that is not percent-encoded, any part may be one of the password.
+    if "#" in url:
+        raise InvalidLocation(f"a Redis URL has no fragment: {_SYNTAX}")
+    if not set(parameters) <= set(_PARAMETERS):
+        raise InvalidLocation(f"unknown parameter in the Redis URL: {_SYNTAX}")
     credentials, _, hosts = parts.netloc.rpartition("@")
     username, _, password = (unquote(part) for part in credentials.partition(":"))
     is_sentinel, tls = parts.scheme.endswith("+sentinel"), parts.scheme.startswith("rediss")
@@ -144,12 +143,12 @@ def parse_location(url: str, options: RedisOptions) -> RedisLocation:
     addresses = tuple(_address(host, _SENTINEL_PORT if is_sentinel else _PORT) for host in hosts.split(","))
     if len(addresses) > 1 and not is_sentinel:
         raise InvalidLocation(f"several hosts need the scheme redis+sentinel: {_SYNTAX}")
-    files = {name: _file(name, parameters, getattr(options, name)) for name in ("ca", "cert", "key")}
+    files = {name: _file(name, parameters.get(name), getattr(options, name)) for name in ("ca", "cert", "key")}
     if not tls and any(name in parameters for name in files):
         raise InvalidLocation("ca, cert and key need TLS: write rediss:// or rediss+sentinel://")
     prefix = parameters.get("prefix", [options.prefix])[-1]
-    if not _PREFIX.fullmatch(prefix):
-        raise InvalidLocation("the prefix is not made of 1 to 64 letters, digits and `_.:-`: choose another one")
+    if not re.fullmatch(REDIS_PREFIX, prefix):
+        raise InvalidLocation("the prefix is not made of 1 to 64 letters, digits and `_.-`: choose another one")
     secret = SecretStr(password) if password else options.password
     return RedisLocation(
         addresses, service, db, tls, prefix, files["ca"], files["cert"], files["key"], username or None, secret
@@ -173,12 +172,13 @@ def _address(text: str, default_port: int) -> Address:
         raise InvalidLocation(f"a host or port is not understood: {_SYNTAX}")
     port = int(found[3] or default_port)
     if not 0 < port < 2**16:
-        raise InvalidLocation(f"port {port} does not exist: {_SYNTAX}")
+        raise InvalidLocation(f"a port is not in 1 to 65535: {_SYNTAX}")
     return Address(found[1] or found[2], port)
 
 
-def _file(name: str, parameters: Mapping[str, list[str]], default: Path | None) -> Path | None:
-    path = Path(parameters[name][-1]) if name in parameters else default
+def _file(name: str, given: list[str] | None, default: Path | None) -> Path | None:
+    path = Path(given[-1]) if given else default
     if path is not None and not path.is_file():
-        raise InvalidLocation(f"{name} file {path} does not exist: name a PEM file")
+        quoted = f" {path}" if given is None else ""
+        raise InvalidLocation(f"{name} file{quoted} does not exist: name a PEM file")
     return path
