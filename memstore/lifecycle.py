@@ -218,9 +218,9 @@ class Lifecycle:
                 draft = self._draft(new, self._embedded(new))._replace(supersedes=old.id)
                 successor = self._apply(owner, Batch(replacements=replacements, drafts=[draft])).insertions[0].fact
             else:
-                stays = max(twin, new, key=_stay)
+                expires_at = new.expires_at if _stay(new) > _stay(twin) else twin.expires_at
                 successor = dataclasses.replace(
-                    twin, supersedes=twin.supersedes or old.id, expires_at=stays.expires_at, updated_at=now
+                    twin, supersedes=twin.supersedes or old.id, expires_at=expires_at, updated_at=now
                 )
                 self._apply(owner, Batch(replacements=[*replacements, Replacement(successor, twin)]))
             self._drop_blobs(owner, old.id)
