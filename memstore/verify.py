@@ -60,10 +60,8 @@ def verify(store: MemStore, *, repair: bool, kv_damage: BlobStoreDamaged | None 
     found = store.records.check(embedder=embedder.fingerprint, dimension=embedder.dimension, repair=repair)
     owners = store.owners()
     if repair:
-        for owner in owners:
-            while facts := store.records.unindexed(owner, embedder=embedder.fingerprint, limit=_BATCH):
-                store.reembed(owner, facts)
-        found = [p._replace(repaired=True) if p.kind == "missing-vector" else p for p in found]
+        lacking = {fact_id for owner in owners for fact_id in _index(store, owner)}
+        found = [p._replace(repaired=p.fact_id not in lacking) if p.kind == "missing-vector" else p for p in found]
     blobs = None if store.blobs is None else store.blobs.verify(alive=alive_in(store), repair=repair)
     replaced = None if store.blobs is None else store.blobs.replaced
     if replaced is not None:
@@ -73,3 +71,12 @@ def verify(store: MemStore, *, repair: bool, kv_damage: BlobStoreDamaged | None 
     return VerifyReport(
         sum(store.records.count(owner) for owner in owners), found, blobs, kv_replaced=replaced is not None
     )
+
+
+def _index(store: MemStore, owner: OwnerId) -> list[FactId]:
+    """Make the vectors that facts of `owner` lack, and return the facts that still lack them."""
+    embedder, after_seq = store.embedder.fingerprint, 0
+    while facts := store.records.unindexed(owner, embedder=embedder, limit=_BATCH, after_seq=after_seq):
+        store.reembed(owner, facts)
+        after_seq = facts[-1].seq
+    return [fact.id for fact in store.records.unindexed(owner, embedder=embedder, limit=_BATCH)]
