@@ -272,11 +272,12 @@ class FeedFollower:
         """Keep the place, unless somebody who began there would miss what is still to be dropped."""
         if self.position is None or self.position == self._kept or self._must_verify or self._forgetting.owes:
             return
-        self._kept = self.position
+        position = self.position
         try:
-            await self._in_thread(self._bookmark.write, self.position)
+            await self._in_thread(self._bookmark.write, position)
         except OSError:
             logger.warning("how far the feed has been followed was not kept", exc_info=True)
+        self._kept = position
 
     async def _in_thread(self, call: Callable[..., T], *args: object, **kwargs: object) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, partial(call, *args, **kwargs))

@@ -45,7 +45,7 @@ class Forgetting:
 
     def __init__(self, blobs: KVBlobs, *, strict: bool) -> None:
         self._blobs = blobs
-        self._strict = strict
+        self.is_strict = strict
         self._lock = threading.Lock()
         self._owed: OrderedDict[Gone, None] = OrderedDict()
         self._lost_count = False
@@ -100,7 +100,7 @@ class Forgetting:
         if fact_id is None:
             self._blobs.drop_owner(owner)
             return []
-        others = self._that_saw(owner, fact_id, version) if self._strict else []
+        others = self._that_saw(owner, fact_id, version) if self.is_strict else []
         if version is None:
             self._blobs.drop_fact(owner, fact_id)
         else:

@@ -173,6 +173,7 @@ class MemoryService:
             codec=codec,
             policies=self._policies,
             engine=self._engine,
+            forgetting=self._forgetting,
             salt=self.salt,
             concurrency=self.settings.encode_concurrency,
             max_job_tokens=self._job_budget(),

@@ -19,13 +19,18 @@ class EncodePlanner:
     ----------
     max_job_tokens
         Longest prompt that an encoding may take; longer prefixes are cut from the front.
+    strict
+        Whether KV that saw what has changed or gone is dropped as soon as it is found.
     """
 
-    def __init__(self, *, store: MemStore, blobs: KVBlobs, codec: FactCodec, max_job_tokens: int) -> None:
+    def __init__(
+        self, *, store: MemStore, blobs: KVBlobs, codec: FactCodec, max_job_tokens: int, strict: bool = False
+    ) -> None:
         self._store = store
         self._blobs = blobs
         self._codec = codec
         self._max_job_tokens = max_job_tokens
+        self._strict = strict
 
     def facts(self, owner: str) -> list[Fact]:
         """Every current fact of an owner, in order."""
@@ -43,13 +48,15 @@ class EncodePlanner:
             self._blobs.set_anchors(OwnerId(owner), policy.name, anchors)
         versions = [(fact.id, fact.version) for fact in facts]
         encoded = self._blobs.current(OwnerId(owner), versions, fingerprint=self._codec.fingerprint, policy=policy.name)
-        missing = [
-            fact
-            for fact in facts
-            if (encoding := encoded.get(fact.id, {}).get(0)) is None
-            or encoding.token_ids != self._codec.encode_fact(fact).token_ids
-            or _is_stale(encoding, current, policy.constant_prefix(fact, current, anchors))
-        ]
+        missing = []
+        for fact in facts:
+            encoding = encoded.get(fact.id, {}).get(0)
+            if encoding is not None and _saw_what_is_gone(encoding, current):
+                if self._strict:
+                    self._blobs.drop_encoding(encoding.id)
+                encoding = None
+            if encoding is None or not self._is_of(encoding, fact, policy.constant_prefix(fact, current, anchors)):
+                missing.append(fact)
         return [part for job in policy.plan(facts, missing, anchors) for part in self._within_budget(job)]
 
     def prefix_ids(self, job: EncodeJob) -> list[int]:
@@ -64,6 +71,12 @@ class EncodePlanner:
             room -= len(ids)
             kept.append(ids)
         return [i for ids in reversed(kept) for i in ids]
+
+    def _is_of(self, encoding: Encoding, fact: Fact, prefix: Sequence[Fact] | None) -> bool:
+        """Whether an encoding is of what the fact says, behind the owner's constant list where there is one."""
+        if encoding.token_ids != self._codec.encode_fact(fact).token_ids:
+            return False
+        return prefix is None or encoding.saw == tuple((other.id, other.version) for other in prefix)
 
     def _within_budget(self, job: EncodeJob) -> list[EncodeJob]:
         """The job, or several where its facts would not fit one prompt: each then sees the end of the one before."""
@@ -80,10 +93,6 @@ class EncodePlanner:
         return [*parts, EncodeJob(tuple(seen), tuple(facts))]
 
 
-def _is_stale(encoding: Encoding, current: Mapping[FactId, Fact], prefix: Sequence[Fact] | None) -> bool:
-    """Whether an encoding saw a fact that has changed or gone, or another constant list than the owner's."""
-    for fact_id, version in encoding.saw:
-        fact = current.get(fact_id)
-        if fact is None or fact.version != version:
-            return True
-    return prefix is not None and encoding.saw != tuple((fact.id, fact.version) for fact in prefix)
+def _saw_what_is_gone(encoding: Encoding, current: Mapping[FactId, Fact]) -> bool:
+    """Whether an encoding saw a fact that has changed or gone since."""
+    return any((fact := current.get(fact_id)) is None or fact.version != then for fact_id, then in encoding.saw)

@@ -32,6 +32,7 @@ from sglang.srt.mem_cache.base_prefix_cache import (
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
+from memstore import BlobStoreError
 from sgl_stateful.directive import DIRECTIVE_KEY, Capture, KeepProbe, Splice, parse_directive
 from sgl_stateful.splice import virtual_ids
 
@@ -281,9 +282,12 @@ class StatefulRadixCache(UnifiedRadixCache):
         try:
             more = facts.at_finish(state.directive, row, req.origin_input_ids)
         except Exception as error:
-            logger.exception("capture failed for request %s", req.rid)
+            # A KV store that is full is no bug, and fails for every fact.
+            is_outage = isinstance(error, BlobStoreError)
+            logger.warning("capture failed for request %s: %s", req.rid, error, exc_info=not is_outage)
             facts.count_failure()
-            more = {"error": f"{type(error).__name__}: {error}"}
+            kind = type(error).__name__
+            more = {"error": f"{kind}: {error}", "error_type": kind}
         if more:
             state.tell(req, more)
 

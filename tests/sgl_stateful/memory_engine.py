@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 import xxhash
 
-from memstore import Encoding, FactId, KVBlobs
+from memstore import BlobStoreError, Encoding, FactId, KVBlobs
 from sgl_stateful.directive import Capture, CaptureItem, Directive
 from sgl_stateful.engine_port import PrefillResult
 
@@ -79,8 +79,12 @@ class MemoryEngine:
                 if self.gate is not None:
                     self.at_gate.set()
                     await self.gate.wait()
-                total = sum(self._capture(item, token_ids) for item in directive.items)
-                report = {"captured": len(directive.items), "captured_bytes": total}
+                try:
+                    total = sum(self._capture(item, token_ids) for item in directive.items)
+                    report = {"captured": len(directive.items), "captured_bytes": total}
+                except BlobStoreError as error:
+                    kind = type(error).__name__
+                    report = {"error": f"{kind}: {error}", "error_type": kind}
             if not isinstance(directive, Capture) or directive.publish:
                 self._publish(salt, token_ids)
             await asyncio.sleep(0)

@@ -5,6 +5,7 @@ from itertools import combinations
 
 import pytest
 import torch
+from kv_faults import unwritable
 from memory_engine import MemoryEngine, kv_of
 from words import ByteTokenizer
 
@@ -13,6 +14,7 @@ from sgl_stateful.directive import Capture
 from sgl_stateful.encoding import AnchorList, EncodeJob, EncodingPolicy, StreamWindow
 from sgl_stateful.encoding.codec import FactCodec
 from sgl_stateful.encoding.encoder import Encoder
+from sgl_stateful.forgetting import Forgetting
 from sgl_stateful.prompt import render_fact
 
 CONTEXT = b"<user>\nNotes:\n"
@@ -26,14 +28,21 @@ Make = Callable[..., Encoder]
 
 @pytest.fixture
 def make(store: MemStore, blobs: KVBlobs, engine: MemoryEngine) -> Make:
-    def encoder(*policies: EncodingPolicy, concurrency: int = 4, max_job_tokens: int = 100_000) -> Encoder:
+    def encoder(
+        *policies: EncodingPolicy,
+        concurrency: int = 4,
+        max_job_tokens: int = 100_000,
+        strict: bool = False,
+        salt: Callable[[str], str] = "salt of {}".format,
+    ) -> Encoder:
         return Encoder(
             store=store,
             blobs=blobs,
             codec=CODEC,
             policies=policies,
             engine=engine,
-            salt=lambda owner: f"salt of {owner}",
+            forgetting=Forgetting(blobs, strict=strict),
+            salt=salt,
             concurrency=concurrency,
             max_job_tokens=max_job_tokens,
         )
@@ -299,6 +308,142 @@ async def test_a_window_of_long_turns_keeps_to_the_longest_prompt(
     async with running(encoder := make(StreamWindow(4), max_job_tokens=budget)):
         await encode_all(encoder, facts)
     assert all(len(sent.token_ids) <= budget for sent in engine.captures)
+
+
+class AddsAtPlan(StreamWindow):
+    """A store that gets a fact, whose owner is looked at again, while each plan is made."""
+
+    def __init__(self, store: MemStore) -> None:
+        super().__init__(0)
+        object.__setattr__(self, "_store", store)
+        object.__setattr__(self, "notify", None)
+
+    def plan(self, facts: Sequence[Fact], missing: Sequence[Fact], anchors: Sequence[FactId]) -> list[EncodeJob]:
+        self._store.add("ana", f"fact {len(facts)} while a plan is made")  # type: ignore[attr-defined]
+        self.notify()  # type: ignore[attr-defined]
+        return super().plan(facts, missing, anchors)
+
+
+async def test_an_owner_whose_facts_keep_arriving_gets_kv(make: Make, store: MemStore, blobs: KVBlobs) -> None:
+    facts = add(store, 5)
+    policy = AddsAtPlan(store)
+    encoder = make(policy)
+    loop = asyncio.get_running_loop()
+    object.__setattr__(policy, "notify", lambda: loop.call_soon_threadsafe(encoder.notify, "ana"))
+    async with running(encoder):
+        for _ in range(3):
+            await encode_all(encoder, facts)
+            facts += add(store, 1, first=len(facts))
+        assert encodings(blobs, facts[:-1], policy.name).keys() == {f.id for f in facts[:-1]}
+
+
+async def test_facts_that_go_before_their_turn_are_not_prefilled(
+    make: Make, store: MemStore, engine: MemoryEngine, blobs: KVBlobs
+) -> None:
+    facts = add(store, 20)
+    engine.gate = asyncio.Event()
+    async with running(encoder := make(StreamWindow(0), concurrency=2)):
+        await engine.at_gate.wait()
+        for fact in facts[2:]:
+            store.delete("ana", fact.id)
+        encoder.notify("ana")
+        engine.gate.set()
+        await until(lambda: encoder.pending() == 0)
+    assert len(engine.captures) == 2
+    assert blobs.stats().encodings == 2
+
+
+async def test_what_was_captured_of_an_epoch_that_is_over_is_dropped(
+    make: Make, store: MemStore, engine: MemoryEngine, blobs: KVBlobs
+) -> None:
+    """An import after a purge may have brought back the ids and versions, with other texts."""
+    epoch = 0
+    add(store, 1)
+    engine.gate = asyncio.Event()
+    async with running(encoder := make(StreamWindow(0), salt=lambda owner: f"{epoch}:{owner}")):
+        await engine.at_gate.wait()
+        epoch += 1
+        engine.gate.set()
+        await until(lambda: encoder.pending() == 0)
+        assert blobs.stats().encodings == 0
+    assert [op for op, _ in engine.controls] == ["drop"]
+
+
+@pytest.mark.parametrize("strict", [True, False])
+async def test_what_saw_a_fact_that_went_meanwhile(
+    strict: bool, make: Make, store: MemStore, engine: MemoryEngine, blobs: KVBlobs
+) -> None:
+    facts = add(store, 2)
+    engine.gate = asyncio.Event()
+    async with running(encoder := make(StreamWindow(2), strict=strict)):
+        await engine.at_gate.wait()
+        store.delete("ana", facts[0].id)
+        engine.gate.set()
+        await until(lambda: encoder.pending() == 0)
+        assert blobs.stats().encodings == (0 if strict else 1), "of the second fact, which saw the first"
+
+
+async def test_strictly_stale_kv_goes_before_it_is_made_anew(
+    make: Make, store: MemStore, engine: MemoryEngine, blobs: KVBlobs
+) -> None:
+    facts = add(store, 2)
+    async with running(encoder := make(StreamWindow(2), strict=True)):
+        await encode_all(encoder, facts)
+    store.delete("ana", facts[0].id)
+    engine.failing = 10**9
+    async with running(encoder := make(StreamWindow(2), strict=True)):
+        assert await encoder.wait_for("ana", [facts[1].id], timeout_s=TIMEOUT_S) == [facts[1].id]
+    assert blobs.stats().encodings == 0
+
+
+# ---- a KV store that takes nothing ----
+
+
+async def test_a_full_kv_store_is_left_alone_and_tried_with_one_job(
+    make: Make,
+    store: MemStore,
+    blobs: KVBlobs,
+    engine: MemoryEngine,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    rests: list[float] = []
+    rested = asyncio.Event()
+
+    async def rest(self: Encoder) -> None:
+        rests.append(self._kv_rest_s)
+        rested.set()
+        await working(self)
+
+    working = Encoder._rest
+    monkeypatch.setattr(Encoder, "_rest", rest)
+    monkeypatch.setattr("sgl_stateful.encoding.encoder._KV_REST_S", 0.01)
+    monkeypatch.setattr("sgl_stateful.encoding.encoder._LONGEST_KV_REST_S", 0.03)
+    facts = add(store, 10) + add(store, 10, owner="bob")
+    with unwritable(blobs):
+        async with running(encoder := make(StreamWindow(0), concurrency=2)):
+            await until(lambda: len(rests) >= 4)
+            assert encoder.error is not None
+            assert "no space left" in encoder.error
+            assert await encoder.wait_for("ana", [facts[0].id], timeout_s=TIMEOUT_S) == [facts[0].id]
+    assert rests[:4] == [0.01, 0.02, 0.03, 0.03]
+    assert len(engine.captures) <= 2 + len(rests) - 1, "those that were under way, and then one at a time"
+    said = [record for record in caplog.records if record.name == "sgl_stateful.encoding.encoder"]
+    assert len(said) == 1, "once, however often it failed"
+    assert said[0].exc_info is None
+
+
+async def test_a_kv_store_that_has_room_again_is_used(
+    make: Make, store: MemStore, blobs: KVBlobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sgl_stateful.encoding.encoder._KV_REST_S", 0.01)
+    facts = add(store, 10)
+    async with running(encoder := make(AnchorList(2))):
+        with unwritable(blobs, readable=False):
+            await until(lambda: encoder.error is not None)
+        await until(lambda: encoder.pending() == 0)
+        assert encoder.error is None
+    assert encodings(blobs, facts, "anchor:2").keys() == {f.id for f in facts}
 
 
 class FailsOnce:

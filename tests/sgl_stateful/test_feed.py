@@ -225,7 +225,7 @@ async def test_without_a_thread_to_follow_everything_is_looked_at(
     async with serving(make_service) as service:
         added = await service.facts.add("ana", [NewFact(text) for text in TEXTS])
         await until(lambda: encoded(service, blobs, *[addition.fact for addition in added]) == 3)
-        await until(lambda: service._follower.position == store.records.last_position())
+        await until(lambda: service._follower._kept == store.records.last_position())
     kept = blobs.path / "feed.json"
     with MemStore(
         tmp_path / "store", embedder=WordEmbedder(), settings=MemStoreSettings(feed_retention=2)
@@ -282,7 +282,7 @@ async def test_a_change_of_the_expiry_alone_keeps_the_kv(
     async with serving(make_service) as service:
         facts = elsewhere.add_many("ana", [NewFact(text) for text in TEXTS])
         await until(lambda: encoded(service, blobs, *facts) == 3)
-        await until(lambda: service._follower.position == store.records.last_position())
+        await until(lambda: service._follower._kept == store.records.last_position())
     elsewhere.update("ana", facts[0].id, expires_at=time.time() + 3600)
     changed = elsewhere.update("ana", facts[1].id, text="blue canoe")
     await follower(store, blobs).step()
@@ -310,7 +310,7 @@ async def test_kv_that_saw_a_fact_goes_at_once_where_forgetting_is_strict(
     async with serving(make_service, strict_forgetting=strict) as service:
         facts = [added.fact for added in await service.facts.add("ana", [NewFact(text) for text in TEXTS])]
         await until(lambda: encoded(service, blobs, *facts) == 3)
-        await until(lambda: service._follower.position == store.records.last_position())
+        await until(lambda: service._follower._kept == store.records.last_position())
         saw = {encoding.fact_id: encoding.id for encoding in blobs.dependents(ANA, facts[0].id)}
         assert saw.keys() == {facts[1].id, facts[2].id}
         service._tasks["encoder"].cancel()  # nothing is made anew
@@ -344,7 +344,7 @@ async def test_strict_forgetting_keeps_what_saw_a_fact_that_is_still_true(
         await until(lambda: encoded(service, blobs, *facts) == 3)
         before = {encoding.id for encoding in blobs.dependents(ANA, facts[0].id)}
         elsewhere.update("ana", facts[0].id, expires_at=time.time() + 3600)
-        await until(lambda: service._follower.position == store.records.last_position())
+        await until(lambda: service._follower._kept == store.records.last_position())
         assert {encoding.id for encoding in blobs.dependents(ANA, facts[0].id)} == before
 
 
@@ -384,7 +384,7 @@ async def test_what_cannot_be_dropped_is_dropped_later(
     async with serving(make_service) as service:
         facts = elsewhere.add_many("ana", [NewFact(text) for text in TEXTS])
         await until(lambda: encoded(service, blobs, *facts) == 3)
-        await until(lambda: service._follower.position == store.records.last_position())
+        await until(lambda: service._follower._kept == store.records.last_position())
     sweeps: list[None] = []
     follows, before = follower(store, blobs, sweeps=sweeps), store.records.last_position()
     with unwritable(blobs):
@@ -408,7 +408,7 @@ async def test_more_failures_than_are_remembered_have_everything_looked_through(
     async with serving(make_service) as service:
         facts = elsewhere.add_many("ana", [NewFact(text) for text in TEXTS])
         await until(lambda: encoded(service, blobs, *facts) == 3)
-        await until(lambda: service._follower.position == store.records.last_position())
+        await until(lambda: service._follower._kept == store.records.last_position())
     follows = follower(store, blobs)
     with unwritable(blobs):
         for fact in facts[:2]:
