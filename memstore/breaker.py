@@ -15,7 +15,8 @@ class Breaker:
           └──────────────────────┼──────────────────── succeeded() ──────────────────┘  │
                                  └───────────────────── failed() ───────────────────────┘
 
-    Thread-safe. Whoever got True from `may_call` reports `succeeded` or `failed`.
+    Thread-safe. Whoever got True from `may_call` reports `succeeded` or `failed`, or `released` where the call ended
+    without showing which: then the next one may probe.
     """
 
     def __init__(self, rest_s: float, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -39,6 +40,11 @@ class Breaker:
         """Let all calls through again."""
         with self._lock:
             self._opens_at = None
+            self._probing = False
+
+    def released(self) -> None:
+        """Leave everything as it is, but for the probe, which somebody else may make."""
+        with self._lock:
             self._probing = False
 
     def failed(self) -> None:

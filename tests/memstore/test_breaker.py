@@ -52,6 +52,18 @@ def test_a_call_that_began_before_the_failure_closes_it_when_it_succeeds() -> No
     assert breaker.may_call()
 
 
+def test_a_probe_that_shows_nothing_leaves_it_open_and_the_next_one_probes() -> None:
+    clock = Clock()
+    breaker = Breaker(1.0, clock=clock)
+    breaker.failed()
+    breaker.released()
+    assert not breaker.may_call(), "the rest is not over"
+    clock.now += 1.0
+    assert breaker.may_call()
+    breaker.released()
+    assert [breaker.may_call() for _ in range(2)] == [True, False]
+
+
 def test_of_many_threads_one_probes() -> None:
     clock = Clock()
     breaker = Breaker(1.0, clock=clock)

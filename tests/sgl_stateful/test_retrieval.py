@@ -2,9 +2,11 @@
 
 import asyncio
 import logging
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from memory_engine import MemoryEngine
@@ -12,7 +14,7 @@ from prometheus_client import CollectorRegistry
 from redis_server import RedisServer
 from words import ByteTokenizer, WordEmbedder
 
-from memstore import KVBlobs, MemStore, MemStoreSettings, NewFact
+from memstore import KVBlobs, MemStore, MemStoreSettings, NewFact, SearchHit
 from sgl_stateful.errors import BadMemoryRequest
 from sgl_stateful.metrics import MemoryMetrics
 from sgl_stateful.params import MemoryParams
@@ -116,6 +118,76 @@ async def test_a_caller_that_goes_away_leaves_its_turn(store: MemStore) -> None:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     assert texts(await retriever.find(PARAMS, "red kayak")) == ["red kayak"]
+    retriever.close()
+
+
+class Slow:
+    """Makes searches of a store wait until it is let go."""
+
+    def __init__(self, store: MemStore, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.asked = 0
+        self.let_go = threading.Event()
+        search = store.search
+
+        def slow(*args: Any, **kwargs: Any) -> list[SearchHit]:
+            self.asked += 1
+            assert self.let_go.wait(TIMEOUT_S)
+            return search(*args, **kwargs)
+
+        monkeypatch.setattr(store, "search", slow)
+
+    async def has_been_asked(self, times: int) -> None:
+        async with asyncio.timeout(TIMEOUT_S):
+            while self.asked < times:
+                await asyncio.sleep(0.001)
+
+
+async def test_waiting_for_a_turn_counts_and_blames_nobody(store: MemStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.add("ana", "red kayak")
+    slow = Slow(store, monkeypatch)
+    retriever = Retriever(store, Salts(), threads=1, timeout_s=TIMEOUT_S)
+    first = asyncio.create_task(retriever.find(PARAMS, "red kayak"))
+    await slow.has_been_asked(1)
+    retriever._timeout_s = 0.05
+    queued = await asyncio.gather(*(retriever.find(PARAMS, "red kayak") for _ in range(5)))
+    assert {found.failure for found in queued} == {"timeout"}
+    assert slow.asked == 1
+    assert retriever._breaker.may_call(), "the store has not been asked, so it was not slow"
+    assert retriever._outage.error is None
+    slow.let_go.set()
+    assert texts(await first) == ["red kayak"]
+    retriever.close()
+
+
+async def test_an_answer_that_comes_too_late_is_none(store: MemStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.add("ana", "red kayak")
+    slow = Slow(store, monkeypatch)
+    retriever = Retriever(store, Salts(), threads=1, timeout_s=0.05)
+    assert (await retriever.find(PARAMS, "red kayak")).failure == "timeout"
+    assert retriever._outage.error is not None
+    slow.let_go.set()
+    await asyncio.to_thread(retriever._threads.shutdown)  # the late answer is there
+    await asyncio.sleep(0)
+    assert retriever._outage.error is not None
+    assert not retriever._breaker.may_call()
+
+
+@pytest.mark.parametrize("end", ["cancelled", "refused"])
+async def test_a_call_that_shows_nothing_closes_no_open_breaker(
+    store: MemStore, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    store.add("ana", "red kayak")
+    retriever = Retriever(store, Salts(), threads=4, timeout_s=TIMEOUT_S)
+    slow = Slow(store, monkeypatch)
+    task = asyncio.create_task(retriever.find(PARAMS, "red kayak" if end == "cancelled" else " "))
+    await slow.has_been_asked(1)
+    retriever._breaker.failed()  # as another call has found meanwhile
+    if end == "cancelled":
+        task.cancel()
+    slow.let_go.set()
+    with pytest.raises(asyncio.CancelledError if end == "cancelled" else BadMemoryRequest):
+        await task
+    assert not retriever._breaker.may_call()
     retriever.close()
 
 
