@@ -130,14 +130,6 @@ class StoreError(MemStoreError):
     """The store cannot do what it was asked to; the message says what to do."""
 
 
-class StoreLocked(StoreError):
-    """Another MemStore holds the directory."""
-
-    def __init__(self, message: str, *, pid: int | None) -> None:
-        super().__init__(message)
-        self.pid = pid
-
-
 class StoreReadOnly(StoreError):
     """The directory or a file in it cannot be written, or the server is a read-only replica."""
 

@@ -57,11 +57,11 @@ def open_records(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -
 
         url = request.getfixturevalue("redis_url")
 
-    def open_once(*, feed_retention: int = 100_000) -> RecordStore:
+    def open_once(**options: float) -> RecordStore:
         if request.param == "sqlite":
-            opened.append(SQLiteRecords(tmp_path / "store", feed_retention=feed_retention, clock=clock))
+            opened.append(SQLiteRecords(tmp_path / "store", clock=clock, **options))
         else:
-            opened.append(RedisRecords(url, options=RedisOptions(feed_retention=feed_retention), clock=clock))
+            opened.append(RedisRecords(url, options=RedisOptions(**options), clock=clock))
         return opened[-1]
 
     yield open_once
@@ -472,6 +472,68 @@ def test_an_idempotency_key_adds_once(records: RecordStore) -> None:
         add("one", "two")
     assert caught.value.fact_id == first[1][0].id
     assert records.count(ANA) == 1
+
+
+def test_old_idempotency_keys_are_forgotten_as_new_ones_come(
+    open_records: Callable[..., RecordStore], clock: Clock
+) -> None:
+    records = open_records(idempotency_ttl_s=100.0)
+    records.claim_embedder(EMBEDDER)
+
+    def add(key: str, owner: OwnerId = ANA) -> bool:
+        batch = Batch(drafts=[draft(f"by {key}")], idempotency=IdempotencyKey(key, "d"))
+        return records.apply(owner, batch, embedder=EMBEDDER).replayed
+
+    for number in range(5):
+        assert not add(f"old {number}")
+    add("of bo", BO)
+    clock.now += 60.0
+    assert not add("middle")
+    clock.now += 40.0
+    assert not add("new")
+    assert add("old 0"), "remembered for as long as was promised"
+    clock.now += 1.0
+    assert not add("newer")
+    assert [add(key) for key in ("middle", "new", "newer")] == [True] * 3
+    assert records.purge(ANA).idempotency_keys == 3
+    assert add("of bo", BO), "each owner's go with each owner's writes"
+
+
+def test_two_owners_cannot_be_given_one_id_at_once(open_records: Callable[..., RecordStore]) -> None:
+    stores = [open_records() for _ in range(2)]
+    stores[0].claim_embedder(EMBEDDER)
+    outcomes: list[str] = []
+    start = threading.Barrier(2)
+
+    def take(records: RecordStore, owner: OwnerId) -> None:
+        start.wait()
+        for number in range(50):
+            fact = RestoredFact(restored(number, owner=owner), (), vector(1))
+            try:
+                outcomes.append(str(records.restore(owner, [fact], embedder=EMBEDDER)[0].created))
+            except InvalidFact:
+                outcomes.append("refused")
+
+    threads = [threading.Thread(target=take, args=pair) for pair in zip(stores, (ANA, BO), strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (outcomes.count("True"), outcomes.count("refused")) == (50, 50)
+    assert stores[0].count(ANA) + stores[0].count(BO) == 50
+    assert stores[0].check(embedder=EMBEDDER, dimension=4, repair=False) == []
+
+
+def test_an_id_is_free_again_once_its_fact_is_gone(records: RecordStore) -> None:
+    [one], [two] = restore(records, restored(1)), restore(records, restored(2))
+    remove(records, ANA, one.id)
+    assert records.held_by_others(BO, [one.id, two.id]) == [two.id]
+    restore(records, restored(1, owner=BO), owner=BO)
+    records.purge(ANA)
+    assert records.held_by_others(BO, [one.id, two.id]) == []
+    assert records.held_by_others(ANA, [two.id, one.id]) == [one.id]
+    restore(records, restored(2, owner=BO), owner=BO)
+    assert records.check(embedder=EMBEDDER, dimension=4, repair=False) == []
 
 
 def test_the_feed_tells_every_change_in_order(records: RecordStore) -> None:

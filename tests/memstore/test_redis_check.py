@@ -52,6 +52,33 @@ def test_a_sound_store_has_no_problems(records: RedisRecords, facts: list[Fact])
     assert check(records, repair=True) == []
 
 
+def test_ids_are_those_of_the_facts_that_there_are(
+    records: RedisRecords, client: redis.Redis, facts: list[Fact]
+) -> None:
+    one, two, three, _ = facts
+    assert client.hlen("memstore:ids") == 6
+    client.hdel("memstore:ids", one.id)
+    client.hset("memstore:ids", two.id, "Ym8")
+    client.hset("memstore:ids", "stray", "YW5h")
+    client.hset("memstore:ids", "of-nobody", "Y2Fy")
+    client.hset("memstore:ids", "no-owner", b"\xff")
+    expected = {one.id: ANA, two.id: ANA, "stray": ANA, "of-nobody": "car", "no-owner": None}
+    found = check(records)
+    assert {problem.kind for problem in found} == {"wrong-index"}
+    # What is kept for another owner is wrong from both sides.
+    assert {(problem.fact_id, problem.owner) for problem in found} == {*expected.items(), (two.id, BO)}
+    assert not any(problem.repaired for problem in found)
+    mended = check(records, repair=True)
+    assert {problem.fact_id: problem.owner for problem in mended} == expected
+    assert all(problem.repaired for problem in mended)
+    assert check(records) == []
+    assert records.held_by_others(BO, [one.id, two.id, three.id]) == [one.id, two.id, three.id]
+    client.delete("memstore:ids")
+    check(records, repair=True)
+    assert client.hlen("memstore:ids") == 6
+    assert texts_of(records, ANA) == ["one", "two and a half", "three", "soon"]
+
+
 @pytest.mark.parametrize("cut", [-1, 50, 3])
 def test_a_damaged_record_is_named_and_set_aside(
     records: RedisRecords, client: redis.Redis, facts: list[Fact], cut: int

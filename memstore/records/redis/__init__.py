@@ -10,6 +10,7 @@ Keys
 `{p}:seq`, `{p}:position`   string  counters: last seq, last position of the feed
 `{p}:feed`                  stream  `position-0` -> encoded owner, kind, id, seq, version, at; never what a fact says
 `{p}:owners`                zset    every owner that has a fact, all with score 0
+`{p}:ids`                   hash    id -> encoded owner, of every fact that has a record
 `{p}:request:{uuid}`        string  what a write did, without text, for a minute: a repeated write does nothing again
 `{o}:head`                  hash    `epoch`, `position` of the last change; survives a purge
 `{o}:changes`               stream  the owner's part of the feed
@@ -33,7 +34,7 @@ Permissions
 What the user of a store has to be allowed, with `memstore` as the prefix:
 
     ~memstore:* resetchannels -@all +evalsha +script|load +multi +exec +info +select +scan +type +exists +get +set
-    +incrby +unlink +hget +hmget +hset +hsetnx +hdel +hlen +hkeys +hvals +hexists +hincrby +hscan
+    +incrby +unlink +hget +hmget +hset +hsetnx +hdel +hlen +hkeys +hvals +hexists +hincrby +hscan +hrandfield
     +zadd +zrem +zcard +zscore +zmscore +zrange +zrangebyscore +zrangebylex +zscan +xadd +xdel +xtrim +xlen +xrange
 
 and, for a purge that reaches the server's files, a `compact`, and a `doctor` that can tell everything:

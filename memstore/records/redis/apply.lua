@@ -1,10 +1,10 @@
 -- Applies a batch to one owner. Replies {'ok', ...} with, in order, 'removed' id, 'created' seq id, 'twin' id record;
 -- {'replayed', ...} where the key was used before; or {'stale'}, {'conflict', id}, {'shorter', id}, {'duplicate', id},
--- {'embedder', stored}, {'key-conflict'}, {'gone', id}.
+-- {'embedder', stored}, {'key-conflict'}, {'gone', id}, {'held', id}.
 
 local request, now, encoded, owner, retention = take(), take(), take(), take(), tonumber(take())
 local embedder, made_by = take(), take()
-local key, key_digest = take(), take()
+local key, key_digest, keys_before = take(), take(), tonumber(take())
 local expired_by = tonumber(take())
 local num_present, num_removals = tonumber(take()), tonumber(take())
 local num_replacements, num_drafts = tonumber(take()), tonumber(take())
@@ -92,6 +92,7 @@ local function plan_removal(id, e)
     change(now, encoded, 'deleted', id, e.seq, e.version)
     unlink(id, e)
     call('HDEL', own .. 'records', id)
+    free_id(id, encoded)
     for version = 1, tonumber(e.version) - 1 do call('HDEL', own .. 'history', id .. ':' .. version) end
     drop_vectors(e.seq)
   end)
@@ -149,6 +150,8 @@ for _ = 1, num_drafts do
   local id, supersedes, e, body, rows, num_former = take(), take(), take_entry(), take(), take(), take()
   local former = {}
   for i = 1, tonumber(num_former) or 0 do former[i] = {version = take(), body = take()} end
+  local holder = num_former ~= '' and call('HGET', root .. 'ids', id)
+  if holder and holder ~= encoded then return {'held', id} end
   local known = num_former ~= '' and entry(id)
   local other = known and id or e.state == 'c' and twin(e.digest)
   if other then
@@ -182,6 +185,7 @@ for _ = 1, num_drafts do
       lines[place] = 'created ' .. e.seq .. ' ' .. id .. '\n'
       change(now, encoded, 'added', id, e.seq, e.version)
       put('HSET', own .. 'records', id, seal(e.seq, body))
+      put('HSET', root .. 'ids', id, encoded)
       link(id, e)
       if num_former ~= '' then
         local version = 1
@@ -207,7 +211,15 @@ if #writes > 0 then
   call('HSET', root .. 'embedders', made_by, embedder)
   note_position()
 end
-if key ~= '' then call('HSET', own .. 'idempotency', key, key_digest .. ' ' .. now .. ' ' .. table.concat(added, ' ')) end
+if key ~= '' then
+  -- More than one at a time, so that what is too old dwindles; the rest is up to the next key.
+  local some = call('HRANDFIELD', own .. 'idempotency', 20, 'WITHVALUES')
+  for i = 1, #some, 2 do
+    local at = tonumber(string.match(some[i + 1], '^%S+ (%S+)'))
+    if at and at < keys_before then call('HDEL', own .. 'idempotency', some[i]) end
+  end
+  call('HSET', own .. 'idempotency', key, key_digest .. ' ' .. now .. ' ' .. table.concat(added, ' '))
+end
 local told = table.concat(lines)
 if #writes > 0 or key ~= '' then
   list_owner(owner)

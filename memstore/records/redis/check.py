@@ -6,6 +6,7 @@ from typing import NamedTuple
 from memstore.records.base import Problem
 from memstore.records.codec import unseal
 from memstore.records.redis.check_feed import check_feed, check_head
+from memstore.records.redis.check_ids import stray_ids
 from memstore.records.redis.check_vectors import check_vectors
 from memstore.records.redis.connection import RedisConnections
 from memstore.records.redis.keys import (
@@ -21,7 +22,14 @@ from memstore.records.redis.scripts import Scripts
 from memstore.records.redis.walk import all_keys, chunks, fields, members
 from memstore.types import ChangeKind, FactId, OwnerId
 
-_STORE_KEYS = {"meta": "hash", "embedders": "hash", "seq": "string", "position": "string", "feed": "stream"}
+_STORE_KEYS = {
+    "meta": "hash",
+    "ids": "hash",
+    "embedders": "hash",
+    "seq": "string",
+    "position": "string",
+    "feed": "stream",
+}
 
 
 class _Row(NamedTuple):
@@ -38,6 +46,8 @@ class _Row(NamedTuple):
     expiry: float | None
     is_in_stream: bool
     twin: bytes | None
+    has_id: bool
+    """Whether the id is known to be this owner's."""
 
     def fits(self) -> bool:
         """Return whether they all say what the record says."""
@@ -50,6 +60,7 @@ class _Row(NamedTuple):
             and self.superseded == (None if is_current else wanted.seq)
             and self.expiry == wanted.expires_at
             and self.is_in_stream
+            and self.has_id
             and (not is_current or self.twin == self.fact_id)
         )
 
@@ -68,7 +79,7 @@ class Checker:
 
     def run(self, *, embedder: str | None, dimension: int | None) -> list[Problem]:
         """Return the problems of all owners, and of what they share."""
-        owners, problems = self._owners()
+        owners, refused, problems = self._owners()
         for owner in sorted(owners):
             for ids in self._ids(owner):
                 problems += self._facts(owner, ids)
@@ -80,16 +91,17 @@ class Checker:
                 problems += check_vectors(
                     self._redis, self._keys, owner, embedder=embedder, dimension=dimension, repair=self._repair
                 )
+        problems += self._stray_ids(refused)
         problems += check_feed(self._redis, self._keys, owners, repair=self._repair)
         return problems + self._counters(owners)
 
     # ---- keys ----
 
-    def _owners(self) -> tuple[set[OwnerId], list[Problem]]:
-        """Return the owners whose keys have the right types, and what the other keys are."""
+    def _owners(self) -> tuple[set[OwnerId], set[OwnerId | None], list[Problem]]:
+        """Return the owners whose keys have the right types, the other ones, and what their keys are."""
         names = {name for batch in all_keys(self._redis, self._keys) for name in batch}
         listed = {OwnerId(name.decode()) for batch in members(self._redis, self._keys.owners) for name, _ in batch}
-        owners, refused, problems = set(listed), set(), []
+        owners, refused, problems = set(listed), set[OwnerId | None](), []
         for chunk in chunks(sorted(names)):
             kinds = self._redis.at_one_moment(*[("type", name) for name in chunk])
             for name, kind in zip(chunk, kinds, strict=True):
@@ -100,13 +112,13 @@ class Checker:
                     refused.add(owner)
                     detail = f"{name.decode(errors='replace')} is a {kind.decode()}, of another program"
                     problems.append(Problem("foreign-key", owner, None, detail, repaired=False))
-        return owners - refused, problems
+        return owners - refused, refused, problems
 
     def _meaning(self, name: bytes) -> tuple[OwnerId | None, bytes | None]:
         """Return whose key this is and the type it should have, None being that there should be none."""
         first, _, rest = name.decode(errors="replace").removeprefix(self._keys.root).partition(":")
         if first != "o":
-            kinds = {**_STORE_KEYS, "owners": "zset", "request": "string", "probe": "string"}
+            kinds = {**_STORE_KEYS, "owners": "zset"} | dict.fromkeys(("seq", "position", "request", "probe"), "string")
             return None, kinds[first].encode() if first in kinds else None
         encoded, _, part = rest.partition(":")
         try:
@@ -179,7 +191,7 @@ class Checker:
             for entry, name in zip(wanted, ids, strict=True)
         ]
         digests = ["" if entry is None else entry.digest for entry in wanted]
-        records, entries, current, superseded, expiry, in_streams, twins = self._redis.at_one_moment(
+        records, entries, current, superseded, expiry, in_streams, twins, holders = self._redis.at_one_moment(
             ("hmget", f"{own}records", ids),
             ("hmget", f"{own}index", ids),
             ("zmscore", f"{own}current", ids),
@@ -187,7 +199,9 @@ class Checker:
             ("zmscore", f"{own}expiry", ids),
             ("zmscore", f"{own}streams", places),
             ("hmget", f"{own}digests", digests),
+            ("hmget", self._keys.ids, ids),
         )
+        holder = encode_owner(owner).encode()
         return [
             _Row(
                 ids[i],
@@ -199,6 +213,7 @@ class Checker:
                 expiry[i],
                 in_streams[i] is not None,
                 twins[i],
+                holders[i] == holder,
             )
             for i in range(len(ids))
             if records[i] is not None and records[i] == first[i]
@@ -249,6 +264,17 @@ class Checker:
         if found is None or (name == "digests" and found != fact_id):
             return False
         return record is None or (name in ("streams", "digests") and not _implies(entry, name, lead, fact_id))
+
+    def _stray_ids(self, refused: set[OwnerId | None]) -> list[Problem]:
+        problems = []
+        for fact_id, owner in stray_ids(self._redis, self._keys, refused):
+            if owner is not None:
+                mended = self._mend(owner, fact_id, b"", None)
+            else:
+                mended = self._repair and bool(self._redis.do("hdel", self._keys.ids, fact_id))
+            detail = "the id is kept for an owner who has no such fact"
+            problems.append(Problem("wrong-index", owner, FactId(fact_id.decode(errors="replace")), detail, mended))
+        return problems
 
     def _history(self, owner: OwnerId) -> list[Problem]:
         key = f"{self._keys.of(owner)}history"

@@ -61,9 +61,10 @@ local function refuse_foreign_keys()
     if found ~= 'none' and found ~= kind then error('WRONGTYPE ' .. key .. ' is a ' .. found) end
   end
   for name, kind in pairs(types) do check(own .. name, kind) end
-  for name, kind in pairs({feed = 'stream', owners = 'zset', embedders = 'hash', seq = 'string', position = 'string'}) do
-    check(root .. name, kind)
-  end
+  local shared = {
+    feed = 'stream', owners = 'zset', ids = 'hash', embedders = 'hash', seq = 'string', position = 'string',
+  }
+  for name, kind in pairs(shared) do check(root .. name, kind) end
   for _, key in ipairs(vector_keys()) do check(key, 'hash') end
 end
 
@@ -181,6 +182,11 @@ local function trim_feed(retention)
     call('XTRIM', key, 'MINID', after)
     if call('XLEN', key) == 0 then call('UNLINK', key) end
   end
+end
+
+-- An id is one owner's; what another has is left alone.
+local function free_id(id, encoded)
+  if call('HGET', root .. 'ids', id) == encoded then call('HDEL', root .. 'ids', id) end
 end
 
 local function list_owner(owner)

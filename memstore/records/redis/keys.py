@@ -37,7 +37,7 @@ class Keys:
         self.root = f"{prefix}:"
         self.meta, self.embedders = f"{prefix}:meta", f"{prefix}:embedders"
         self.seq, self.position = f"{prefix}:seq", f"{prefix}:position"
-        self.feed, self.owners = f"{prefix}:feed", f"{prefix}:owners"
+        self.feed, self.owners, self.ids = f"{prefix}:feed", f"{prefix}:owners", f"{prefix}:ids"
 
     def of(self, owner: OwnerId) -> str:
         """Return what the names of all keys of `owner` start with."""
@@ -60,6 +60,14 @@ def decode_owner(encoded: bytes | str) -> OwnerId:
     if encode_owner(owner) != text:
         raise ValueError(f"{text!r} is no encoded owner")
     return owner
+
+
+def read_owner(encoded: bytes) -> OwnerId | None:
+    """Return the owner in a stored value, or None where it is none."""
+    try:
+        return decode_owner(encoded)
+    except ValueError:
+        return None
 
 
 def short_digest(text: str) -> str:
@@ -121,6 +129,9 @@ def read_entry(raw: bytes | None) -> IndexEntry | None:
         return None if raw is None else parse_entry(raw)
     except ValueError:
         return None
+
+
+# Not as `codec.pack_vectors`: a script assigns the seq, so it makes the checksum too, and SHA-1 is what it can compute.
 
 
 def pack_rows(vectors: Vectors) -> bytes:

@@ -37,7 +37,10 @@ if aside then
 end
 if new then
   link(id, new)
+  put('HSET', root .. 'ids', id, encoded)
   flush()
+else
+  free_id(id, encoded)
 end
 list_owner(owner)
 return 1

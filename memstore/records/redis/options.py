@@ -43,7 +43,7 @@ class RedisOptions:
     feed_retention
         Changes that the feed keeps at least.
     idempotency_ttl_s
-        How long an idempotency key is remembered at least; `compact` forgets older ones.
+        How long an idempotency key is remembered at least; older ones go as new ones come, or with `compact`.
     disk_wait_s
         How long a purge waits until the server has rewritten its files.
     """

@@ -40,6 +40,7 @@ for start = 1, #old, 1000 do
   call('XDEL', own .. 'changes', unpack(old, start, stop))
 end
 
+for _, id in ipairs(call('HKEYS', own .. 'records')) do free_id(id, encoded) end
 for _, name in ipairs({'records', 'index', 'current', 'superseded', 'streams', 'digests', 'expiry', 'history',
   'idempotency', 'damaged'}) do
   keys[#keys + 1] = own .. name

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from memstore.errors import EmbedderMismatch, FeedGap, InvalidFact, StoreBusy, StoreDamaged, StoreUnreachable
+from memstore.errors import FeedGap, StoreBusy, StoreDamaged, StoreUnreachable
 from memstore.records.base import (
     Applied,
     Batch,
@@ -26,18 +26,12 @@ from memstore.records.redis.changes import read_change
 from memstore.records.redis.check import Checker
 from memstore.records.redis.connection import RedisConnections
 from memstore.records.redis.doctor import doctor, eviction_risk
-from memstore.records.redis.keys import (
-    Keys,
-    encode_owner,
-    pack_rows,
-    parse_entry,
-    short_digest,
-)
+from memstore.records.redis.keys import Keys, encode_owner, parse_entry, short_digest
 from memstore.records.redis.options import RedisOptions, parse_location
 from memstore.records.redis.schema import open_schema
 from memstore.records.redis.scripts import Scripts
 from memstore.records.redis.server_files import compact, rewrite_files
-from memstore.records.redis.vectors import read_vectors
+from memstore.records.redis.vectors import adopt, put_vectors, read_vectors
 from memstore.records.redis.walk import chunks
 from memstore.records.redis.writes import Present, outcome, present, request, restoration, touched
 from memstore.types import Change, Fact, FactId, NewFact, OwnerId
@@ -98,7 +92,7 @@ class RedisRecords:
         for _ in range(_ATTEMPTS):
             read = self._present(owner, touched(batch))
             now = self._clock()
-            sent = request(owner, batch, read, now=now)
+            sent = request(owner, batch, read, now=now, keys_before=now - self._options.idempotency_ttl_s)
             head = [*self._about(owner, now), embedder, short_digest(embedder)]
             reply = self._scripts.run("apply", owner, [*head, *sent.arguments])
             applied = outcome(self.location, owner, sent, read, batch, embedder, reply)
@@ -108,10 +102,6 @@ class RedisRecords:
 
     def restore(self, owner: OwnerId, facts: Sequence[RestoredFact], *, embedder: str) -> list[Insertion]:
         """Store facts as they are, in one script, and append them to the feed."""
-        # Ahead of the script and not in it: no other writer makes ids that somebody has.
-        held = self.held_by_others(owner, [one.fact.id for one in facts])
-        if held:
-            raise InvalidFact(f"the id {held[0]!r} is another owner's: ids are unique over all owners")
         sent = restoration(facts)
         head = [*self._about(owner, self._clock()), embedder, short_digest(embedder)]
         reply = self._scripts.run("apply", owner, [*head, *sent.arguments])
@@ -152,11 +142,13 @@ class RedisRecords:
 
     def held_by_others(self, owner: OwnerId, fact_ids: Sequence[FactId]) -> list[FactId]:
         """Return those of `fact_ids` that are ids of facts of other owners."""
-        asked, held = list(fact_ids), set[FactId]()
-        for others in chunks(other for other in self.owners() if asked and other != owner):
-            found = self._redis.together(*[("hmget", f"{self._keys.of(other)}index", asked) for other in others])
-            held |= {fact_id for entries in found for fact_id, entry in zip(asked, entries, strict=True) if entry}
-        return [fact_id for fact_id in asked if fact_id in held]
+        own, held = encode_owner(owner).encode(), list[FactId]()
+        for asked in chunks(fact_ids):
+            holders = self._redis.do("hmget", self._keys.ids, asked)
+            held += [
+                fact_id for fact_id, holder in zip(asked, holders, strict=True) if holder is not None and holder != own
+            ]
+        return held
 
     def get_by_seqs(self, owner: OwnerId, seqs: Sequence[int]) -> dict[int, Fact]:
         """Return the facts that exist, by seq."""
@@ -288,16 +280,7 @@ class RedisRecords:
         self, owner: OwnerId, updates: Sequence[VectorUpdate], *, embedder: str, is_reindex: bool = False
     ) -> int:
         """Store vectors of facts that still have the version they were made of; return how many."""
-        stored = 0
-        for chunk in list(chunks(updates)) or [[]]:
-            arguments: list[bytes | str | int] = [embedder, short_digest(embedder), int(is_reindex), len(chunk)]
-            for seq, version, vectors in chunk:
-                arguments += [int(seq), int(version), pack_rows(vectors)]
-            reply = self._scripts.run("put_vectors", owner, arguments)
-            if isinstance(reply, bytes):
-                raise EmbedderMismatch(stored=reply.decode(), offered=embedder)
-            stored += int(reply)
-        return stored
+        return put_vectors(self._scripts, owner, updates, embedder=embedder, is_reindex=is_reindex)
 
     def adopt_embedder(self, fingerprint: str) -> bool:
         """Make `fingerprint` the store's embedder if every current fact has its vectors, else return False."""
@@ -305,12 +288,9 @@ class RedisRecords:
             owners = self.owners()
             if any(self.unindexed(owner, embedder=fingerprint, limit=1) for owner in owners):
                 return False
-            arguments: list[bytes | str | int] = [fingerprint, short_digest(fingerprint), len(owners)]
-            for owner in owners:
-                arguments += [owner, encode_owner(owner)]
-            verdict = int(self._scripts.run("adopt", None, arguments))
-            if verdict >= 0:
-                return bool(verdict)
+            verdict = adopt(self._scripts, owners, fingerprint)
+            if verdict is not None:
+                return verdict
         raise StoreBusy(f"{self.location}: other writers keep adding owners: try again later")
 
     # ---- upkeep ----

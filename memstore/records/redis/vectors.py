@@ -1,13 +1,16 @@
-"""Reading stored vectors into one matrix."""
+"""Storing vectors, and reading them into one matrix."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from memstore.records.base import StoredVectors
+from memstore.errors import EmbedderMismatch
+from memstore.records.base import StoredVectors, VectorUpdate
 from memstore.records.redis.connection import RedisConnections
-from memstore.records.redis.keys import unpack_rows
+from memstore.records.redis.keys import encode_owner, pack_rows, short_digest, unpack_rows
+from memstore.records.redis.scripts import Scripts
 from memstore.records.redis.walk import chunks
+from memstore.types import OwnerId
 
 
 def read_vectors(connections: RedisConnections, key: str, seqs: Iterable[int], *, dimension: int) -> StoredVectors:
@@ -33,3 +36,29 @@ def read_vectors(connections: RedisConnections, key: str, seqs: Iterable[int], *
         np.concatenate(rows).astype(np.float32, copy=False),
         damaged,
     )
+
+
+def put_vectors(
+    scripts: Scripts, owner: OwnerId, updates: Sequence[VectorUpdate], *, embedder: str, is_reindex: bool
+) -> int:
+    """Store vectors of facts that still have the version they were made of; return how many."""
+    stored = 0
+    # At least once, to learn whether the embedder is the store's.
+    for chunk in list(chunks(updates)) or [[]]:
+        arguments: list[bytes | str | int] = [embedder, short_digest(embedder), int(is_reindex), len(chunk)]
+        for seq, version, vectors in chunk:
+            arguments += [int(seq), int(version), pack_rows(vectors)]
+        reply = scripts.run("put_vectors", owner, arguments)
+        if isinstance(reply, bytes):
+            raise EmbedderMismatch(stored=reply.decode(), offered=embedder)
+        stored += int(reply)
+    return stored
+
+
+def adopt(scripts: Scripts, owners: Sequence[OwnerId], fingerprint: str) -> bool | None:
+    """Return whether an embedder has become the store's; None where `owners` are not all that have a fact."""
+    arguments: list[bytes | str | int] = [fingerprint, short_digest(fingerprint), len(owners)]
+    for owner in owners:
+        arguments += [owner, encode_owner(owner)]
+    verdict = int(scripts.run("adopt", None, arguments))
+    return bool(verdict) if verdict >= 0 else None

@@ -11,6 +11,7 @@ from memstore.errors import (
     EmbedderMismatch,
     FactNotFound,
     IdempotencyConflict,
+    InvalidFact,
     VersionConflict,
 )
 from memstore.records.base import Applied, Batch, Draft, Insertion, Replacement, RestoredFact
@@ -48,7 +49,7 @@ def touched(batch: Batch) -> list[FactId]:
     return list(dict.fromkeys([*(fact.id for fact in batch.present), *batch.removals, *replaced]))
 
 
-def request(owner: OwnerId, batch: Batch, read: Mapping[FactId, Present], *, now: float) -> Request:
+def request(owner: OwnerId, batch: Batch, read: Mapping[FactId, Present], *, now: float, keys_before: float) -> Request:
     """Return what `apply.lua` takes from the idempotency key on; raise `UnicodeEncodeError` on what is no text.
 
     `read` is what there is of the facts that `touched` names.
@@ -62,6 +63,7 @@ def request(owner: OwnerId, batch: Batch, read: Mapping[FactId, Present], *, now
     ]
     key = batch.idempotency
     arguments: list[bytes | str | int] = ["", ""] if key is None else [key.key, key.digest]
+    arguments.append(repr(keys_before))
     arguments.append("" if batch.expired_by is None else repr(float(batch.expired_by)))
     removals = [fact_id for fact_id in dict.fromkeys(batch.removals) if fact_id in read]
     arguments += [len(batch.present), len(removals), len(batch.replacements), len(drafts)]
@@ -105,7 +107,7 @@ def _draft(fact: Fact, draft: Draft) -> list[bytes | str | int]:
 def restoration(restored: Sequence[RestoredFact]) -> Request:
     """Return what `apply.lua` takes from the idempotency key on, for facts that have their ids."""
     facts = [dataclasses.replace(one.fact, seq=0) for one in restored]
-    arguments: list[bytes | str | int] = ["", "", "", 0, 0, 0, len(facts)]
+    arguments: list[bytes | str | int] = ["", "", "", "", 0, 0, 0, len(facts)]
     for fact, (_, history, vectors) in zip(facts, restored, strict=True):
         rows = b"" if vectors is None else pack_rows(vectors)
         arguments += [fact.id, "", *index_entry(fact), record_body(fact), rows, len(history)]
@@ -136,6 +138,8 @@ def outcome(
         raise DuplicateFact(detail)
     if verdict == "embedder":
         raise EmbedderMismatch(stored=detail, offered=embedder)
+    if verdict == "held":
+        raise InvalidFact(f"the id {detail!r} is another owner's: ids are unique over all owners")
     if verdict == "key-conflict":
         raise IdempotencyConflict(batch.idempotency.key if batch.idempotency else "")
     if verdict == "gone":

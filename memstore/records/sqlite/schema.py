@@ -70,6 +70,7 @@ CREATE TABLE idempotency (
     at REAL NOT NULL,
     PRIMARY KEY (owner, key)
 ) STRICT, WITHOUT ROWID;
+CREATE INDEX idempotency_by_time ON idempotency (owner, at);
 CREATE TABLE damaged (id TEXT PRIMARY KEY, owner TEXT NOT NULL, record TEXT NOT NULL) STRICT, WITHOUT ROWID;
 INSERT INTO meta (key, value) VALUES ('schema_version', '2'), ('feed_floor', '0');
 COMMIT;

@@ -47,7 +47,7 @@ class SQLiteRecords:
     feed_retention
         Changes that the feed keeps at least.
     idempotency_ttl_s
-        How long an idempotency key is remembered at least; `compact` forgets older ones.
+        How long an idempotency key is remembered at least; older ones go as new ones come, or with `compact`.
 
     Raises
     ------
@@ -89,7 +89,7 @@ class SQLiteRecords:
                 writer.replace(replacement)
             insertions = [writer.insert(draft) for draft in batch.drafts]
             if batch.idempotency is not None:
-                writer.remember(batch.idempotency, insertions)
+                writer.remember(batch.idempotency, insertions, keys_before=self._clock() - self._idempotency_ttl_s)
             trim_feed(db, self._feed_retention)
             return Applied(insertions, [fact for fact in removed if fact is not None])
 

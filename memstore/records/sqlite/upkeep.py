@@ -5,6 +5,7 @@ import sqlite3
 from collections.abc import Iterator
 from typing import Any
 
+from memstore.errors import StoreDamaged
 from memstore.records.base import Finding, Problem
 from memstore.records.codec import content_digest, unpack_vectors, unseal
 from memstore.records.sqlite.connection import SQLiteConnections, replacing
@@ -78,6 +79,9 @@ def _batches(connections: SQLiteConnections, query: str, *, before_first: int = 
     last = before_first
     while rows := connections.read_damaged(query, last, _BATCH):
         yield rows
+        if rows[-1][0] <= last:
+            # From here the same rows would come again, without end.
+            raise StoreDamaged(f"{connections.path} is damaged: rows are out of order: restore a copy")
         last = rows[-1][0]
 
 

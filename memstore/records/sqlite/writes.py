@@ -56,8 +56,13 @@ class FactWriter:
             raise IdempotencyConflict(key.key)
         return [Insertion(self._existing(fact_id), created=False) for fact_id in json.loads(ids)]
 
-    def remember(self, key: IdempotencyKey, insertions: list[Insertion]) -> None:
-        """Keep what was added under `key`."""
+    def remember(self, key: IdempotencyKey, insertions: list[Insertion], *, keys_before: float) -> None:
+        """Keep what was added under `key`; forget some keys of before `keys_before`, more than come in their place."""
+        self._db.execute(
+            "DELETE FROM idempotency WHERE owner = ?1 AND key IN"
+            " (SELECT key FROM idempotency WHERE owner = ?1 AND at < ?2 LIMIT 20)",
+            [self._owner, keys_before],
+        )
         ids = json.dumps([insertion.fact.id for insertion in insertions])
         self._db.execute(
             "INSERT INTO idempotency (owner, key, digest, ids, at) VALUES (?, ?, ?, ?, ?)",
