@@ -24,14 +24,18 @@ from memstore import (
     NewFact,
     PurgeReceipt,
 )
+from memstore.validation import validate_owner
 from sgl_stateful.feed import OwnChanges
 from sgl_stateful.forgetting import Forgetting, Gone
 from sgl_stateful.prompt import Tokenizer, render
 from sgl_stateful.served_kv import ServedKV
+from sgl_stateful.threads import StoreThreads
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+_FEW = 32  # facts that are embedded in no time
 
 
 class Facts:
@@ -53,7 +57,7 @@ class Facts:
         self,
         store: MemStore,
         *,
-        threads: Executor,
+        threads: StoreThreads,
         tokenizer: Tokenizer,
         max_tokens: int,
         own: OwnChanges,
@@ -82,7 +86,8 @@ class Facts:
             self.check_lengths(facts)
             return self._store.ingest(owner, facts, idempotency_key=idempotency_key)
 
-        additions = await self._in_thread(ingest)
+        threads = self._threads.requests if len(facts) <= _FEW else self._threads.writes
+        additions = await self._in_thread(ingest, threads=threads)
         for fact, created, *_ in additions:
             if created:
                 self._own.note(ChangeKind.ADDED, fact.id, fact.version)
@@ -118,7 +123,14 @@ class Facts:
 
     async def purge(self, owner: str) -> PurgeReceipt:
         """Remove everything of an owner from the store and the KV store; the scheduler's memory is the caller's."""
-        receipt = await self._in_thread(self._store.purge, owner)
+
+        def purge() -> PurgeReceipt:
+            # Counted here: once the records are gone, the feed has the KV dropped as well, and may come first.
+            encodings = self._forgetting.drop_owner(validate_owner(owner))
+            receipt = self._store.purge(owner)
+            return receipt._replace(encodings=encodings + receipt.encodings)
+
+        receipt = await self._in_thread(purge, threads=self._threads.writes)
         self._notify(owner)
         return receipt
 
@@ -161,5 +173,6 @@ class Facts:
         else:
             await self._arena.drop([*served, *others])
 
-    async def _in_thread(self, call: Callable[..., T], *args: Any) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, partial(call, *args))
+    async def _in_thread(self, call: Callable[..., T], *args: Any, threads: Executor | None = None) -> T:
+        on = threads or self._threads.requests
+        return await asyncio.get_running_loop().run_in_executor(on, partial(call, *args))

@@ -52,6 +52,11 @@ class Forgetting:
         self._outage = Outage("the KV of facts that changed cannot be dropped, trying again", logger)
 
     @property
+    def error(self) -> str | None:
+        """Why KV cannot be dropped at the moment; None where it can."""
+        return self._outage.error
+
+    @property
     def owes(self) -> bool:
         """Something is still to be dropped."""
         return bool(self._owed)
@@ -66,6 +71,15 @@ class Forgetting:
                 self._outage.failed(error)
                 self._owe(one)
         return others
+
+    def drop_owner(self, owner: OwnerId) -> int:
+        """Drop all KV of an owner, or owe it; return how many encodings there were."""
+        try:
+            return self._blobs.drop_owner(owner)
+        except BlobStoreError as error:
+            self._outage.failed(error)
+            self._owe(Gone(owner, None))
+            return 0
 
     def settle(self) -> bool:
         """Try again what is owed; return whether anything was dropped."""

@@ -138,8 +138,8 @@ class Retriever:
         self._epochs.pop(owner, None)
 
     def close(self) -> None:
-        """Let the threads end."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        """Wait for the searches under way, which may write to the stores, and begin no more."""
+        self._threads.shutdown(wait=True, cancel_futures=True)
 
     def _epoch(self, owner: str) -> int:
         epoch = self._epochs[owner] = self._store.epoch(owner)

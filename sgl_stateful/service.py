@@ -11,11 +11,10 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
-from memstore import FactId, KVBlobs, MemStore, MemStoreError, PurgeReceipt
+from memstore import FactId, KVBlobs, MemStore, PurgeReceipt
 from sgl_stateful.encoding import policies_of
 from sgl_stateful.encoding.codec import FactCodec
 from sgl_stateful.encoding.encoder import Encoder
@@ -34,6 +33,8 @@ from sgl_stateful.salts import Salts
 from sgl_stateful.selftest import SELF_TEST_OWNER, SelfTestVerdict, run_self_test
 from sgl_stateful.served_kv import ServedKV
 from sgl_stateful.settings import StatefulSettings
+from sgl_stateful.status import StoreStatus
+from sgl_stateful.threads import StoreThreads
 
 logger = logging.getLogger(__name__)
 
@@ -51,11 +52,6 @@ class MemoryService:
         The model's context, tokens.
     metrics
         None counts into the process's own.
-
-    Attributes
-    ----------
-    facts
-        Adds, changes and removes facts.
     """
 
     def __init__(
@@ -83,13 +79,13 @@ class MemoryService:
         self._salts = Salts()
         self._weights_epoch = ""
         self._start = asyncio.Lock()
-        self._threads = ThreadPoolExecutor(settings.store_threads, thread_name_prefix="sgl-stateful store")
+        self._threads = StoreThreads(settings.store_threads)
         self._retriever = Retriever(
             store, self._salts, threads=settings.retrieve_threads, timeout_s=settings.retrieve_timeout_s
         )
         self._arena = ServedKV(engine=engine, blobs=blobs, policies=[policy.name for policy in self._policies])
         own, self._forgetting = OwnChanges(), Forgetting(blobs, strict=settings.strict_forgetting)
-        self.facts = Facts(
+        self.facts = Facts(  # adds, changes and removes them
             store,
             threads=self._threads,
             tokenizer=tokenizer,
@@ -102,7 +98,7 @@ class MemoryService:
         self._follower = FeedFollower(
             store=store,
             blobs=blobs,
-            threads=self._threads,
+            threads=self._threads.background,
             own=own,
             forgetting=self._forgetting,
             notify=self.notify,
@@ -110,6 +106,14 @@ class MemoryService:
             sweep=self._arena.sweep,
             poll_s=settings.feed_poll_s,
             expire_every_s=settings.expire_every_s,
+        )
+        self._status = StoreStatus(
+            store=store,
+            blobs=blobs,
+            engine=engine,
+            follower=self._follower,
+            forgetting=self._forgetting,
+            threads=self._threads.requests,
         )
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self.verdict: SelfTestVerdict | None = None
@@ -177,7 +181,7 @@ class MemoryService:
             salt=self.salt,
             concurrency=self.settings.encode_concurrency,
             max_job_tokens=self._job_budget(),
-            threads=self._threads,
+            threads=self._threads.background,
         )
         self._run("encoder", self.encoder.run())
 
@@ -208,10 +212,11 @@ class MemoryService:
         logger.info("weights changed: %d encodings of the old ones dropped", dropped)
 
     def close(self) -> None:
-        """Stop what runs in the background and release the store."""
+        """Stop what runs in the background, wait for what the stores are at, and release them."""
         for task in self._tasks.values():
             task.cancel()
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        # Whoever reads the KV store's map when it is gone takes the process along.
+        self._threads.close()
         self._retriever.close()
         self.store.close()
         self._blobs.close()
@@ -244,12 +249,12 @@ class MemoryService:
 
     async def in_thread(self, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Wait for the store on a thread that no request needs."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, partial(call, *args, **kwargs))
+        return await asyncio.get_running_loop().run_in_executor(self._threads.requests, partial(call, *args, **kwargs))
 
     # ---- requests ----
 
     async def retrieve(self, params: MemoryParams, query: str) -> Retrieved:
-        """Find the facts of a request, for ``prepare_ids``; see ``Retriever.find``."""
+        """See ``Retriever.find``."""
         return await self._retriever.find(params, query)
 
     def encode(self, text: str) -> Sequence[int]:
@@ -315,36 +320,24 @@ class MemoryService:
         return shown
 
     async def status(self) -> dict[str, Any]:
-        """Everything that an operator asks first; while the store is away, that."""
+        """Everything that an operator asks first; what fails is shown in its place."""
         await self.start()
         assert self.codec is not None
         assert self.encoder is not None
-        owners, error = None, None
-        try:
-            owners = len(await self.in_thread(self.store.owners))
-        except MemStoreError as failed:
-            error = str(failed)
-        blobs = await self.in_thread(self._blobs.stats)
         return {
-            "store": {
-                "location": self.store.records.location,
-                "error": error,
-                "feed": {"position": self._follower.position, "error": self._follower.outage.error},
-            },
             "verified": self.verdict is not None and self.verdict.passed,
             "self_test": None if self.verdict is None else self.verdict.as_dict(),
             "model": self.description,
             "fingerprint": self.codec.fingerprint,
             "embedder": self.store.embedder.fingerprint,
             "policies": list(self._ladders),
-            "owners": owners,
             "encoder": {
                 "pending": self.encoder.pending(),
+                "error": self.encoder.error,
                 "policies": {name: counts.as_dict() for name, counts in self.encoder.counts.items()},
             },
-            "kv_store": {**blobs._asdict(), "corrupt": self._blobs.corrupt_count},
-            "scheduler": await self._engine.control("stats"),
             "requests": self.metrics.totals(),
+            **await self._status.parts(),
         }
 
     def _require_codec(self) -> FactCodec:

@@ -271,8 +271,15 @@ async def test_changes_in_pages(client: httpx.AsyncClient, store: MemStore) -> N
 
 
 async def test_a_change_is_answered_whatever_becomes_of_its_kv(
-    client: httpx.AsyncClient, service: MemoryService, blobs: KVBlobs, engine: MemoryEngine
+    client: httpx.AsyncClient,
+    service: MemoryService,
+    blobs: KVBlobs,
+    engine: MemoryEngine,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("sgl_stateful.encoding.encoder._KV_REST_S", 0.01)
+    assert service.encoder is not None
+    service.encoder._kv_rest_s = 0.01
     fact, other = await add(client, "red kayak", "green bicycle")
     assert await service.wait_for_kv("ana", [fact["id"], other["id"]]) == []
     with unwritable(blobs, readable=False):

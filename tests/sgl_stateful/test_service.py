@@ -1,12 +1,15 @@
 import asyncio
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+from kv_faults import unwritable
 from memory_engine import MemoryEngine
 from words import ByteTokenizer
 
 from memstore import Fact, InvalidInput, KVBlobs, MemStore, NewFact
+from memstore.embedding import Vectors
 from sgl_stateful.directive import Capture, Splice
 from sgl_stateful.errors import BadMemoryRequest, UnverifiedSplice
 from sgl_stateful.params import MemoryParams
@@ -364,4 +367,121 @@ async def test_status_counts_what_was_encoded(make_service: Make) -> None:
     assert cost["tokens_prefilled_per_fact_token"] == round(cost["tokens_prefilled"] / cost["fact_tokens"], 4)
     assert (status["owners"], status["policies"], status["verified"]) == (1, ["anchor:2"], False)
     assert status["kv_store"]["encodings"] == len(facts)
+    await stopped(service)
+
+
+# ---- who waits for whom ----
+
+
+class Stuck:
+    """A call of the store that does not come back until it is let go."""
+
+    def __init__(self, store: MemStore, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.let_go = threading.Event()
+        self.asked = threading.Semaphore(0)
+        working = getattr(store, name)
+
+        def stuck(*args: Any, **kwargs: Any) -> Any:
+            self.asked.release()
+            assert self.let_go.wait(60)
+            return working(*args, **kwargs)
+
+        monkeypatch.setattr(store, name, stuck)
+
+
+async def goes_on(service: MemoryService) -> None:
+    """The encoder and the feed."""
+    before = service._follower.position
+    fact = await asyncio.to_thread(service.store.add, "bob", "by another process")
+    async with asyncio.timeout(60):
+        while service._follower.position == before:
+            await asyncio.sleep(0.005)
+        assert await service.wait_for_kv("bob", [fact.id]) == []
+
+
+async def test_purges_that_take_long_hold_up_nothing_else(
+    make_service: Make, store: MemStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = make_service(feed_poll_s=0.01)
+    await started(service)
+    stuck = Stuck(store, "purge", monkeypatch)
+    purges = [asyncio.create_task(service.purge(f"owner {i}")) for i in range(30)]
+    assert await asyncio.to_thread(stuck.asked.acquire, timeout=60)
+    await goes_on(service)
+    assert (await service.status())["owners"] == 2
+    assert len(await service.facts.add("cleo", [NewFact("one")])) == 1
+    stuck.let_go.set()
+    assert len(await asyncio.gather(*purges)) == 30
+    await stopped(service)
+
+
+async def test_many_facts_to_embed_hold_up_no_other_add(
+    make_service: Make, store: MemStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = make_service(feed_poll_s=0.01)
+    await service.start()
+    let_go, embed = threading.Event(), store.embedder.embed
+
+    def slow(texts: Sequence[str]) -> Vectors:
+        assert len(texts) == 1 or let_go.wait(60)
+        return embed(texts)
+
+    monkeypatch.setattr(store.embedder, "embed", slow)
+    many = [NewFact(f"fact {i}") for i in range(50)]
+    adds = [asyncio.create_task(service.facts.add(f"owner {i}", many)) for i in range(10)]
+    async with asyncio.timeout(60):
+        ((fact, *_),) = await service.facts.add("ana", [NewFact("one")])
+        assert await service.wait_for_kv("ana", [fact.id]) == []
+    let_go.set()
+    await asyncio.gather(*adds)
+    await stopped(service)
+
+
+async def test_callers_who_wait_for_the_store_hold_up_neither_feed_nor_encoder(
+    make_service: Make, store: MemStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = make_service(feed_poll_s=0.01)
+    await service.start()
+    stuck = Stuck(store, "history", monkeypatch)
+    fact = store.add("ana", "one")
+    calls = [asyncio.create_task(service.in_thread(store.history, "ana", fact.id)) for _ in range(50)]
+    await goes_on(service)
+    stuck.let_go.set()
+    await asyncio.gather(*calls)
+    await stopped(service)
+
+
+async def test_closing_waits_for_those_who_use_the_kv_store(
+    make_service: Make, store: MemStore, blobs: KVBlobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = make_service()
+    await service.start()
+    fact = store.add("ana", "one")
+    stuck = Stuck(store, "history", monkeypatch)
+    call = asyncio.create_task(service.in_thread(store.history, "ana", fact.id))
+    assert await asyncio.to_thread(stuck.asked.acquire, timeout=60)
+    tasks = list(service._tasks.values())
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    closing = asyncio.create_task(asyncio.to_thread(service.close))
+    done, _ = await asyncio.wait([closing], timeout=0.05)
+    assert not done
+    assert blobs.stats().encodings >= 0, "still open"
+    stuck.let_go.set()
+    await closing
+    assert [version.text for version in await call] == ["one"]
+
+
+@pytest.mark.parametrize("what", ["kv_store", "scheduler"])
+async def test_the_status_shows_what_fails_in_its_place(
+    make_service: Make, blobs: KVBlobs, engine: MemoryEngine, what: str
+) -> None:
+    service = make_service()
+    await started(service)
+    with unwritable(blobs, readable=what != "kv_store"):
+        engine.failing_controls = int(what == "scheduler")
+        status = await service.status()
+    assert status[what]["error"]
+    assert status["owners"] == 1
     await stopped(service)
