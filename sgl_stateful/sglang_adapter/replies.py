@@ -14,9 +14,12 @@ from starlette.exceptions import HTTPException
 
 from memstore import (
     Addition,
+    BlobStoreError,
+    BlobStoreFull,
     Change,
     DuplicateFact,
     EmbedderMismatch,
+    EmbeddingError,
     Fact,
     FactNotFound,
     FactSuperseded,
@@ -83,6 +86,7 @@ def receipt_json(receipt: PurgeReceipt) -> dict[str, Any]:
         "at": receipt.at,
         **receipt.records._asdict(),
         "encodings": receipt.encodings,
+        "kv_remains": receipt.kv_remains,
     }
 
 
@@ -98,12 +102,14 @@ def error_response(error: Exception) -> JSONResponse:
             status = 410
         case InvalidInput() | BadMemoryRequest() | RequestValidationError():
             status = 400
-        case StoreBusy() | StoreUnreachable() | StoreRefused() | StoreTLSError():
+        case EmbeddingError() if error.position is not None:
+            status = 400  # of this text; without one, nothing can be embedded
+        case StoreFull() | BlobStoreFull():
+            status = 507
+        case StoreBusy() | StoreUnreachable() | StoreRefused() | StoreTLSError() | BlobStoreError():
             status, headers = 503, {"Retry-After": str(_RETRY_AFTER_S)}
         case EmbedderMismatch() | StoreReadOnly():
             status = 503  # until somebody does something about it
-        case StoreFull():
-            status = 507
         case HTTPException():
             status = error.status_code
     message = _message(error).encode("utf-8", "backslashreplace").decode()

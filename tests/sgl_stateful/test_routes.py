@@ -7,8 +7,12 @@ from memory_engine import MemoryEngine
 from memory_routes import FACTS, add, refusal
 
 from memstore import (
+    BlobStoreError,
+    BlobStoreFull,
+    BlobStoreInUse,
     DuplicateFact,
     EmbedderMismatch,
+    EmbeddingError,
     FactNotFound,
     FactSuperseded,
     FeedGap,
@@ -254,6 +258,11 @@ async def test_a_page_goes_on_behind_a_fact_that_was_deleted_meanwhile(client: h
         (StoreTLSError("x"), 503),
         (EmbedderMismatch(stored="x", offered="y"), 503),
         (StoreFull("x"), 507),
+        (BlobStoreFull("x"), 507),
+        (BlobStoreError("x"), 503),
+        (BlobStoreInUse("x"), 503),
+        (EmbeddingError("x", position=3), 400),
+        (EmbeddingError("x"), 500),
         (StoreClosed("x"), 500),
         (BadMemoryRequest("half \ud800"), 400),
     ],
