@@ -73,7 +73,7 @@ class MemStoreSettings(BaseSettings):
     redis_retries: Annotated[int, Field(ge=0)] = 2
     """Repetitions of a command whose connection failed."""
 
-    blob_map_size_bytes: Positive = 16 * 2**30
+    blob_map_size_bytes: Positive = 64 * 2**30
     """What the KV cache holds, beyond which the encodings used longest ago are evicted. The file grows as needed."""
 
     blob_max_readers: Positive = 512

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from memstore import InvalidLocation
+from memstore import InvalidLocation, MemStoreSettings
 from sgl_stateful.settings import StatefulSettings
 
 
@@ -67,6 +67,10 @@ def test_the_stores_own_variables_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kept.redis_password.get_secret_value() == "open-sesame"
     ours = settings("redis://db", embedder="n", kv_map_gib=2).store_settings()
     assert (ours.embedder_model, ours.blob_map_size_bytes) == ("n", 2 << 30)
+
+
+def test_the_kv_store_has_one_size_whoever_opens_it() -> None:
+    assert settings("store").kv_map_gib << 30 == MemStoreSettings().blob_map_size_bytes
 
 
 def test_a_password_is_nowhere_to_be_read() -> None:
