@@ -136,7 +136,7 @@ async def test_what_another_process_removes_leaves_no_kv(
         await until(lambda: service.encoder is not None and service.encoder.pending() == 0)
         assert blobs.dependents(ANA, facts[0].id) == [], "those that saw it have been encoded again"
         assert blobs.stats().encodings == len(left)
-        assert ("sweep", {}) in engine.controls
+        await until(lambda: ("sweep", {}) in engine.controls)  # the encoder may have seen it before the feed
 
 
 async def test_an_owner_that_another_process_purges_leaves_nothing(
@@ -333,7 +333,8 @@ async def test_kv_that_saw_a_fact_goes_at_once_where_forgetting_is_strict(
         assert encoded(service, blobs, *facts[1:]) == (0 if strict else 2)
         if by == "this server":
             [dropped] = [payload["encoding_ids"] for op, payload in engine.controls if op == "drop"]
-            assert (set(saw.values()) <= set(dropped)) == strict
+            # The feed may have come first: then it was everything that the KV store no longer has.
+            assert (set(saw.values()) <= set(dropped) or (strict and ("sweep", {}) in engine.controls)) == strict
 
 
 async def test_strict_forgetting_keeps_what_saw_a_fact_that_is_still_true(
