@@ -10,10 +10,12 @@ in the same way: the result does not depend on the kernel, the position of a row
 """
 
 from collections.abc import Sequence
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from threadpoolctl import ThreadpoolController
 
 from memstore.embedding import Vectors, unit_rows
 from memstore.errors import EmbeddingError
@@ -41,7 +43,7 @@ class Neighbour(NamedTuple):
 class VectorIndex:
     """Exact cosine search over the facts of one owner, each with one vector or several; not thread-safe.
 
-    Searches use as many threads as the BLAS of numpy (`OPENBLAS_NUM_THREADS`).
+    A search uses one thread: see `_product`.
     """
 
     def __init__(self, dimension: int) -> None:
@@ -129,10 +131,10 @@ class VectorIndex:
         query = unit_rows(np.asarray(vector)[None], rows=1, dimension=self.dimension)[0]
         rows = self._rows[: self._num_rows]
         if allowed is None:
-            return self._nearest(query, rows @ query, k)
+            return self._nearest(query, _product(rows, query), k)
         positions = self._positions(allowed)
         few = len(positions) <= len(rows) * _GATHERED_PART
-        scores = rows[positions] @ query if few else (rows @ query)[positions]
+        scores = _product(rows[positions], query) if few else _product(rows, query)[positions]
         return self._nearest(query, scores, k, positions=positions)
 
     def search_many(self, vectors: npt.ArrayLike, k: int) -> list[list[Neighbour]]:
@@ -144,7 +146,7 @@ class VectorIndex:
         found: list[list[Neighbour]] = []
         for start in range(0, len(queries), step):
             batch = queries[start : start + step]
-            scores = batch @ rows.T  # [batch, num_rows]
+            scores = _product(batch, rows.T)  # [batch, num_rows]
             found.extend(self._nearest(*pair, k) for pair in zip(batch, scores, strict=True))
         return found
 
@@ -232,6 +234,22 @@ class VectorIndex:
         rows[: self._num_rows] = self._rows[: self._num_rows]
         seqs[: self._num_rows] = self._seqs[: self._num_rows]
         self._rows, self._seqs = rows, seqs
+
+
+def _product(rows: Vectors, other: Vectors) -> Vectors:
+    """Return `rows @ other`, on one thread.
+
+    Two pools of threads, this one's and the one of the model that embeds the query, get into each other's way: on as
+    many cores as threads, a search right after an embedding took ten times as long as either.
+    """
+    with _thread_pools().limit(limits=1, user_api="blas"):
+        return rows @ other
+
+
+@cache
+def _thread_pools() -> ThreadpoolController:
+    # Finding the libraries takes milliseconds.
+    return ThreadpoolController()
 
 
 def _screening_margin(dimension: int) -> float:
