@@ -49,7 +49,7 @@ def test_a_purged_text_is_in_no_file_of_the_server(has_redis: None) -> None:
         assert (counts.facts, counts.vectors, counts.changes, counts.remains) == (1, 1, 3, None)
         # The old files are removed in the background.
         wait_until(lambda: server.on_disk(TEXT.encode()) == [], "the removal of the old files")
-        assert server.on_disk(b"something else")
+        wait_until(lambda: server.on_disk(b"something else") != [], "a file with what was kept")
         server.restart()
         assert records.owners() == [BO]
         assert records.page(BO, stream=None, limit=9, after_seq=0) == [kept]
