@@ -651,7 +651,8 @@ def test_any_order_of_anything_in_sqlite() -> None:
     run(Directory, examples=200)
 
 
+@pytest.mark.timeout(1200)
 def test_any_order_of_anything_in_redis(redis_url: str) -> None:
     numbers = itertools.count()
     # Some sixty round trips a step.
-    run(lambda: Prefix(f"{redis_url}/0?prefix=machine-{next(numbers)}"), examples=40)
+    run(lambda: Prefix(f"{redis_url}/0?prefix=machine-{next(numbers)}"), examples=200)
