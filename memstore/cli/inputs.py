@@ -1,5 +1,6 @@
 """Reading what was typed: text from stdin, JSON objects, points in time."""
 
+import contextlib
 import json
 import sys
 from collections.abc import Mapping
@@ -41,10 +42,8 @@ def json_object(option: str, text: str) -> Mapping[str, object]:
 
 def unix_seconds(option: str, text: str) -> float:
     """Return a point in time, given in Unix seconds or in ISO 8601; without a zone it is in UTC."""
-    try:
+    with contextlib.suppress(ValueError):
         return float(text)
-    except ValueError:
-        pass
     try:
         moment = datetime.fromisoformat(text)
     except ValueError as error:

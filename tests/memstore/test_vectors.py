@@ -8,10 +8,11 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from memstore.embedding import Vectors, unit_rows
 from memstore.errors import EmbeddingError
-from memstore.search.vectors import Neighbour, VectorIndex
+from memstore.search.vectors import Neighbour, VectorIndex, _product
 
 
 def vec(*rows: Iterable[float]) -> Vectors:
@@ -349,3 +350,19 @@ def test_memory_follows_what_is_left() -> None:
         index.remove([seq])
         assert index.nbytes <= min(1250, 2 * len(index) + 1) * row_bytes
     assert index.nbytes == 0
+
+
+def test_a_search_uses_one_thread() -> None:
+    """Two pools of threads on the same cores make a search after an embedding ten times as long."""
+
+    class Rows:
+        def __matmul__(self, other: object) -> list[int]:
+            return threads()
+
+    def threads() -> list[int]:
+        return [pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"]
+
+    with threadpool_limits(limits=2, user_api="blas"):
+        before = threads()
+        assert set(_product(Rows(), np.ones(2))) == {1}  # type: ignore[arg-type,call-overload]
+        assert threads() == before
