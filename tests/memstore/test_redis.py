@@ -20,6 +20,7 @@ from memstore.errors import (
 )
 from memstore.records import Batch, IdempotencyKey, Replacement, VectorUpdate
 from memstore.records.redis import RedisOptions, RedisRecords
+from memstore.records.redis.connection import RedisConnections
 from memstore.types import ChangeKind, NewFact, OwnerId
 
 TEXT = "the piano key is kept under a flower pot"
@@ -260,6 +261,28 @@ def test_a_newer_schema_is_refused(redis_server: RedisServer, redis_url: str) ->
         client.hset("memstore:meta", "schema_version", 2)
     with pytest.raises(StoreTooNew):
         RedisRecords(redis_url)
+
+
+def test_a_store_that_another_process_makes_at_the_same_moment_is_not_another_programs(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = []
+    looked = RedisConnections.together
+
+    def late(connections: RedisConnections, *commands: tuple[object, ...]) -> list[object]:
+        # Between the first look, which found nothing, and the second.
+        if not looks:
+            looks.append(commands)
+            other = opened(redis_url)
+            add(other, ANA, "theirs")
+            other.close()
+        return looked(connections, *commands)
+
+    monkeypatch.setattr(RedisConnections, "together", late)
+    records = RedisRecords(redis_url)
+    assert looks
+    assert texts_of(records, ANA) == ["theirs"]
+    records.close()
 
 
 @pytest.mark.parametrize("command", [("SET", "memstore:meta", "x"), ("HSET", "memstore:meta", "a", "b")])

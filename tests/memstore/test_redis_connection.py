@@ -1,7 +1,12 @@
 """Reaching a Redis server, and what happens where that fails."""
 
 import logging
+import socket
+import ssl
+import struct
+import threading
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote
 
@@ -162,6 +167,30 @@ def test_a_server_may_ask_for_a_certificate(certificates: Certificates, tmp_path
         cert, key = Certificates(tmp_path / "stranger").pair("client")
         with pytest.raises(StoreTLSError):
             RedisRecords(f"{server.url}?ca={certificates.ca}&cert={cert}&key={key}")
+
+
+def test_a_certificate_is_named_where_the_alert_about_it_is_lost(certificates: Certificates) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*certificates.pair("server"))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def hang_up() -> None:
+            with suppress(OSError):
+                while True:
+                    plain, _ = listener.accept()
+                    plain.settimeout(5)
+                    with suppress(OSError), context.wrap_socket(plain, server_side=True) as secure:
+                        # Closed with a reset, which discards what the other side has not read yet.
+                        secure.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+        thread = threading.Thread(target=hang_up)
+        thread.start()
+        try:
+            with pytest.raises(StoreTLSError, match="client's certificate"):
+                RedisRecords(f"rediss://127.0.0.1:{listener.getsockname()[1]}?ca={certificates.ca}", options=QUICK)
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join()
 
 
 def test_a_server_without_tls(redis_server: RedisServer, certificates: Certificates) -> None:

@@ -15,7 +15,7 @@ from redis.sentinel import Sentinel, SentinelConnectionPool
 
 from memstore.breaker import Breaker
 from memstore.errors import StoreBusy, StoreClosed, StoreFull, StoreTLSError, StoreUnreachable
-from memstore.records.redis.faults import is_worth_repeating, translated
+from memstore.records.redis.faults import is_worth_repeating, translated, was_cut_off
 from memstore.records.redis.options import Address, RedisLocation, RedisOptions
 
 T = TypeVar("T")
@@ -88,12 +88,21 @@ class RedisConnections:
         script = self._client.register_script(source)
         return lambda client, keys, arguments: script(keys=keys, args=arguments, client=client)
 
-    def refuse_plain_server(self) -> None:
-        """Raise `StoreTLSError` where a server speaks no TLS: to a handshake it says nothing at all."""
-        if self.location.tls and any(
-            _answers_in_plain(address, self._timeout_s) for address in self.location.addresses
-        ):
+    def explain_refused_handshake(self, error: StoreUnreachable) -> None:
+        """Raise `StoreTLSError` where TLS is why the first command of all got no answer, which was `error`.
+
+        To a handshake a server without TLS says nothing at all. One that does not accept a client's certificate says
+        so after the handshake (TLS 1.3, RFC 8446 section 4.4.2.4) and hangs up, so that the alert may be lost.
+        """
+        if not self.location.tls:
+            return
+        if any(_answers_in_plain(address, self._timeout_s) for address in self.location.addresses):
             raise StoreTLSError(f"{self.where} speaks no TLS: turn it on there, or write redis:// instead of rediss://")
+        if was_cut_off(error):
+            raise StoreTLSError(
+                f"{self.where} ended every TLS connection before it answered: if it asks for a client's certificate,"
+                " check cert and key"
+            ) from error
 
     def close(self) -> None:
         """Close every connection; may be called twice."""

@@ -82,6 +82,17 @@ def is_worth_repeating(error: Exception) -> bool:
     return kind is StoreUnreachable and not isinstance(error, redis_errors.TimeoutError | TimeoutError)
 
 
+def was_cut_off(error: BaseException | None) -> bool:
+    """Return whether the other side ended a connection that it had accepted."""
+    while error is not None:
+        if isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError | ConnectionResetError | BrokenPipeError):
+            return True
+        if isinstance(error, redis_errors.ConnectionError) and "closed by server" in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
 def _meaning(error: BaseException) -> tuple[type[StoreError], str]:
     if _has_tls_cause(error):
         return StoreTLSError, _TLS

@@ -26,8 +26,11 @@ def open_schema(connections: RedisConnections, keys: Keys, scripts: Scripts) -> 
     found = connections.do("hget", keys.meta, "schema_version")
     if found is None:
         kinds = connections.together(*[("type", key) for key in (keys.meta, keys.feed, keys.owners)])
-        if any(kind != b"none" for kind in kinds):
+        # Another process may have made the store, and written to it, between the two looks.
+        found = connections.do("hget", keys.meta, "schema_version")
+        if found is None and any(kind != b"none" for kind in kinds):
             raise StoreDamaged(f"{where} has keys of another program under this prefix: use another prefix")
+    if found is None:
         connections.do("hsetnx", keys.meta, "schema_version", SCHEMA_VERSION)
         found = connections.do("hget", keys.meta, "schema_version")
     if not found.isdigit():

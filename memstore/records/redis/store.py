@@ -70,9 +70,9 @@ class RedisRecords:
         try:
             open_schema(self._redis, self._keys, self._scripts)
             risk = eviction_risk(self._redis)
-        except StoreUnreachable:
+        except StoreUnreachable as error:
             self.close()
-            self._redis.refuse_plain_server()
+            self._redis.explain_refused_handshake(error)
             raise
         except BaseException:
             self.close()
