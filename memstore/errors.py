@@ -14,6 +14,9 @@
     │   ├── InvalidLocation           a store URL that cannot be understood
     │   └── IdempotencyConflict       the key was used for other content
     ├── FactNotFound (LookupError)    unknown id, or an id of another owner
+    ├── SessionExists                 a session's id is taken
+    ├── SessionGone (LookupError)     no such session of that owner
+    ├── SessionMoved                  another process has added to the session
     ├── EmbeddingError                the embedder returned something that is no direction
     └── StoreError                    the store itself; the message says what to do
         ├── StoreReadOnly             no permission to write, or a replica
@@ -110,6 +113,18 @@ class FactNotFound(MemStoreError, LookupError):
     def __init__(self, fact_id: str) -> None:
         super().__init__(f"this owner has no fact {fact_id!r}")
         self.fact_id = fact_id
+
+
+class SessionExists(MemStoreError):
+    """There is a session of that id."""
+
+
+class SessionGone(MemStoreError, LookupError):
+    """There is no such session of that owner."""
+
+
+class SessionMoved(MemStoreError):
+    """The session's last version is another than the one that was to be built on."""
 
 
 class EmbeddingError(MemStoreError):

@@ -4,11 +4,24 @@ StatefulError
 ├── IncompatibleServer     this SGLang, model or flag cannot be served; raised at start-up
 ├── UnverifiedSplice       the start-up self-test failed
 ├── MemoryDisabled         a request asks for memory on a server that has none
-└── BadMemoryRequest       a request that cannot be understood (HTTP 400)
-    └── ForgedDirective    a caller set a key that is the server's own
+├── BadMemoryRequest       a request that cannot be understood (HTTP 400)
+│   └── ForgedDirective    a caller set a key that is the server's own
+└── SessionError           a session cannot do what it was asked to, and was not changed
+    ├── SessionNotFound            unknown, or another owner's (404)
+    │   ├── SessionClosed
+    │   └── SessionExpired
+    ├── SessionVersionConflict     it has another version by now (409)
+    ├── TurnInProgress             (409)
+    ├── SessionOfAnotherModel      (409)
+    ├── SessionTooLong             for the model's context or for the pool (413)
+    ├── BadSessionRequest          (422)
+    ├── AppendQueueFull            (429)
+    └── PinRefused                 the pin does not fit, with the numbers (429)
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 
 class StatefulError(Exception):
@@ -36,3 +49,107 @@ class BadMemoryRequest(StatefulError, ValueError):
 
 class ForgedDirective(BadMemoryRequest):
     """A caller put a value under the key through which the server talks to its own scheduler."""
+
+
+class SessionError(StatefulError, ValueError):
+    """A session cannot do what it was asked to; it is what it was before.
+
+    Attributes
+    ----------
+    status
+        HTTP status.
+    retry_after_s
+        When a repetition may succeed; None: not by waiting.
+    """
+
+    status = 400
+    retry_after_s: int | None = None
+
+
+class SessionNotFound(SessionError):
+    """There is no such session of this owner."""
+
+    status = 404
+
+
+class SessionClosed(SessionNotFound):
+    """The session has been closed."""
+
+
+class SessionExpired(SessionNotFound):
+    """The session's idle time or age has come to its end."""
+
+
+class SessionVersionConflict(SessionError):
+    """The session does not have the version that the caller expects."""
+
+    status = 409
+
+
+class TurnInProgress(SessionError):
+    """Another turn of the session is running; a turn needs the answer before it."""
+
+    status = 409
+    retry_after_s = 1
+
+
+class SessionOfAnotherModel(SessionError):
+    """The session's token ids belong to another model or tokenizer."""
+
+    status = 409
+
+
+class SessionTooLong(SessionError):
+    """The session would not fit the model's context, or the pool, beside an answer."""
+
+    status = 413
+
+
+class BadSessionRequest(SessionError):
+    """The request cannot be served as written."""
+
+    status = 422
+
+
+class AppendQueueFull(SessionError):
+    """Too many appends of the session are waiting."""
+
+    status = 429
+    retry_after_s = 1
+
+
+@dataclass(frozen=True, slots=True)
+class PinNumbers:
+    """Why a pin does not fit, in cells; a cell is one token slot of the KV pool.
+
+    Attributes
+    ----------
+    needed
+        By this pin, beyond what it has.
+    pinned, budget
+        By all sessions, and how many they may have.
+    owner_pinned, quota
+        The same of the owner.
+    """
+
+    needed: int
+    pinned: int
+    budget: int
+    owner_pinned: int
+    quota: int
+
+
+class PinRefused(SessionError):
+    """The pin does not fit into the budget of all sessions, or into the owner's quota."""
+
+    status = 429
+    retry_after_s = 2
+
+    def __init__(self, numbers: PinNumbers) -> None:
+        self.numbers = numbers
+        of_owner = numbers.owner_pinned + numbers.needed > numbers.quota
+        have, may = (numbers.owner_pinned, numbers.quota) if of_owner else (numbers.pinned, numbers.budget)
+        super().__init__(
+            f"{numbers.needed} more cells do not fit: {have} of {may} are pinned"
+            f"{' by this owner' if of_owner else ''}; close or unpin a session, or ask with on_full 'demote'"
+        )

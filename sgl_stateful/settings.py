@@ -62,6 +62,20 @@ class StatefulSettings(BaseSettings):
         False,
         description="Drop KV at once that saw a fact which was changed or deleted, not once it is remade.",
     )
+    session_budget_tokens: int | None = Field(
+        None, ge=0, description="Cells that pinned sessions may have in all; unset is half the KV pool."
+    )
+    session_quota_tokens: int | None = Field(
+        None, ge=0, description="Cells that pinned sessions of one owner may have; unset is the whole budget."
+    )
+    session_ttl_s: float = Field(3600.0, gt=0, description="Idle time after which a session ends unless it says so.")
+    session_queue: int = Field(64, ge=1, description="Appends of one session that may wait.")
+    session_aging_s: float = Field(5.0, gt=0, description="Waiting this long counts as one step of priority.")
+    session_sweep_s: float = Field(1.0, gt=0, description="How often sessions that have expired are looked for.")
+    session_versions: int = Field(1000, ge=1, description="Versions of a session that 'rewind' and 'fork' can reach.")
+    session_owner_classes: str = Field(
+        "", description="Comma-separated prefixes of owners that metrics tell apart; all others are 'other'."
+    )
     allow_unverified_splice: bool = Field(False, description="Serve even though the start-up self-test failed.")
     self_test: bool = Field(True, description="Run the self-test at start-up.")
 

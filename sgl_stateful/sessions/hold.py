@@ -1,0 +1,53 @@
+"""What a request of a session tells the scheduler, carried in ``custom_params`` beside the directive.
+
+Callers can never set it: the HTTP process refuses the key.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+HOLD_KEY = "sgl_stateful_session"
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """A request of a session.
+
+    Attributes
+    ----------
+    session_id
+        The pin's name: there is one for each session, and a new one takes the place of the former.
+    tokens
+        How many leading tokens of the request belong to the session, and are pinned once it has finished. None: all
+        whose KV exists then, answer included (a turn).
+    pin
+        False: the session is not pinned; the request only takes part in ordering.
+    fence
+        Counts up with every request and every unpin of the server; a request older than its session's last unpin pins
+        nothing.
+    priority
+        Of the session: higher goes first, and is the last to lose its pin when memory runs out.
+    group
+        Requests of one group begin with the same tokens, as far as they do; those are prefilled once.
+    """
+
+    session_id: str
+    tokens: int | None
+    pin: bool
+    fence: int
+    priority: int = 0
+    group: str = ""
+
+
+def dump_hold(hold: Hold) -> str:
+    """The JSON string that travels under ``HOLD_KEY``."""
+    return json.dumps(asdict(hold), separators=(",", ":"))
+
+
+def parse_hold(custom_params: Any) -> Hold | None:
+    """Read a request's hold; None where it belongs to no session."""
+    raw = custom_params.get(HOLD_KEY) if isinstance(custom_params, dict) else None
+    return None if raw is None else Hold(**json.loads(raw))
