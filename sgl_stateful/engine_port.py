@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from sgl_stateful.directive import Directive
+from sgl_stateful.sessions.hold import Hold
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +15,7 @@ class PrefillResult:
     """What one internal request did.
 
     ``top_logprobs`` is the distribution of the next token, as far as it was asked for: token id to log probability.
-    ``scheduler`` is what the scheduler reports about the directive.
+    ``scheduler`` is what the scheduler reports about the directive and, under ``session``, about the hold.
     """
 
     prompt_tokens: int
@@ -27,9 +28,17 @@ class EnginePort(Protocol):
     """Runs prompts of the server's own, and control calls."""
 
     async def prefill(
-        self, token_ids: Sequence[int], *, salt: str, directive: Directive | None, top_logprobs: int = 0
+        self,
+        token_ids: Sequence[int],
+        *,
+        salt: str,
+        directive: Directive | None,
+        top_logprobs: int = 0,
+        hold: Hold | None = None,
     ) -> PrefillResult:
         """Prefill ``token_ids`` under the cache salt ``salt``; with ``top_logprobs`` also look at the next token.
+
+        ``hold`` makes it a request of a session; the result's ``scheduler`` then has a ``session``.
 
         Raises
         ------

@@ -12,6 +12,7 @@ from sglang.srt.managers.io_struct import GenerateReqInput
 
 from sgl_stateful.directive import DIRECTIVE_KEY, Directive, dump_directive
 from sgl_stateful.engine_port import PrefillResult
+from sgl_stateful.sessions.hold import HOLD_KEY, Hold, dump_hold
 
 from .control import call_schedulers
 
@@ -26,12 +27,23 @@ class SGLangEngine:
         self.foreground = 0
 
     async def prefill(
-        self, token_ids: Sequence[int], *, salt: str, directive: Directive | None, top_logprobs: int = 0
+        self,
+        token_ids: Sequence[int],
+        *,
+        salt: str,
+        directive: Directive | None,
+        top_logprobs: int = 0,
+        hold: Hold | None = None,
     ) -> PrefillResult:
         """Run one prompt as an ordinary request; see ``EnginePort``."""
         sampling: dict[str, Any] = {"max_new_tokens": 1 if top_logprobs else 0, "temperature": 0.0}
+        custom: dict[str, str] = {}
         if directive is not None:
-            sampling["custom_params"] = {DIRECTIVE_KEY: dump_directive(directive)}
+            custom[DIRECTIVE_KEY] = dump_directive(directive)
+        if hold is not None:
+            custom[HOLD_KEY] = dump_hold(hold)
+        if custom:
+            sampling["custom_params"] = custom
         request = GenerateReqInput(
             rid=f"sgl-stateful-{uuid.uuid4().hex}",  # aborts match by prefix: every rid has the same length
             input_ids=list(token_ids),

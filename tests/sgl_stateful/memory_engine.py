@@ -14,6 +14,7 @@ import xxhash
 from memstore import BlobStoreError, Encoding, FactId, KVBlobs
 from sgl_stateful.directive import Capture, CaptureItem, Directive
 from sgl_stateful.engine_port import PrefillResult
+from sgl_stateful.sessions.hold import Hold
 
 DESCRIPTION = {"fingerprint": "memory-engine", "dtype": "float32", "pool_tokens": 1 << 20}
 
@@ -25,6 +26,7 @@ class Sent(NamedTuple):
     token_ids: tuple[int, ...]
     directive: Directive | None
     others_in_flight: int
+    hold: Hold | None = None
 
 
 def kv_of(token_ids: Sequence[int], start: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -64,9 +66,15 @@ class MemoryEngine:
         self.at_gate = asyncio.Event()
 
     async def prefill(
-        self, token_ids: Sequence[int], *, salt: str, directive: Directive | None, top_logprobs: int = 0
+        self,
+        token_ids: Sequence[int],
+        *,
+        salt: str,
+        directive: Directive | None,
+        top_logprobs: int = 0,
+        hold: Hold | None = None,
     ) -> PrefillResult:
-        self.sent.append(Sent(salt, tuple(token_ids), directive, self._in_flight))
+        self.sent.append(Sent(salt, tuple(token_ids), directive, self._in_flight, hold))
         self._in_flight += 1
         try:
             await asyncio.sleep(0)
