@@ -11,10 +11,12 @@ from typing import Annotated
 import typer
 from pydantic import ValidationError
 
+from sgl_stateful import session_cli
 from sgl_stateful.errors import IncompatibleServer
 from sgl_stateful.settings import ENV_PREFIX, StatefulSettings
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app.add_typer(session_cli.app, name="session")
 
 
 @app.callback()
@@ -40,6 +42,12 @@ def serve(
         bool | None,
         typer.Option("--strict-forgetting", help="Drop KV at once that saw a fact which was changed or deleted."),
     ] = None,
+    session_budget_tokens: Annotated[
+        int | None, typer.Option(min=0, help="Cells of the KV pool for pinned sessions in all; by default half of it.")
+    ] = None,
+    session_quota_tokens: Annotated[
+        int | None, typer.Option(min=0, help="Cells for pinned sessions of one owner; by default the whole budget.")
+    ] = None,
     allow_unverified_splice: Annotated[
         bool | None, typer.Option("--allow-unverified-splice", help="Serve although the self-test failed.")
     ] = None,
@@ -56,6 +64,8 @@ def serve(
         "embedder": embedder,
         "arena_mib": arena_mib,
         "strict_forgetting": strict_forgetting,
+        "session_budget_tokens": session_budget_tokens,
+        "session_quota_tokens": session_quota_tokens,
         "allow_unverified_splice": allow_unverified_splice,
     }
     # SGLang's subprocesses read their settings from the environment.

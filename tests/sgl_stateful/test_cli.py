@@ -149,3 +149,20 @@ def test_an_option_out_of_range_is_refused_by_name(launched: list[list[str]]) ->
 def test_a_header_that_does_not_end_its_line_is_refused(launched: list[list[str]]) -> None:
     os.environ["SGL_STATEFUL_HEADER"] = "Facts:"
     assert "header" in refusal(launched).lower()
+
+
+def test_what_sessions_may_have_reaches_the_settings(launched: list[list[str]]) -> None:
+    arguments = ["--session-budget-tokens", "3000", "--session-quota-tokens", "0"]
+    result = CliRunner().invoke(cli.app, ["serve", "--model", "m", *arguments])
+    assert result.exit_code == 0, result.output
+    assert launched == [["--model-path", "m", "--radix-cache-backend", "stateful"]]
+    settings = cli.StatefulSettings()
+    assert (settings.session_budget_tokens, settings.session_quota_tokens) == (3000, 0)
+
+
+@pytest.mark.parametrize("option", ["--session-budget-tokens", "--session-quota-tokens"])
+def test_sessions_cannot_have_less_than_nothing(launched: list[list[str]], option: str) -> None:
+    result = CliRunner().invoke(cli.app, ["serve", "--model", "m", option, "-1"])
+    assert result.exit_code == 2
+    assert option in result.stderr
+    assert launched == []
