@@ -16,6 +16,7 @@ StatefulError
     ├── SessionTooLong             for the model's context or for the pool (413)
     ├── BadSessionRequest          (422)
     ├── AppendQueueFull            (429)
+    ├── SessionNotSaved            a turn was answered, but not logged (503)
     └── PinRefused                 the pin does not fit, with the numbers (429)
 """
 
@@ -56,20 +57,20 @@ class SessionError(StatefulError, ValueError):
 
     Attributes
     ----------
-    status
+    status_code
         HTTP status.
     retry_after_s
         When a repetition may succeed; None: not by waiting.
     """
 
-    status = 400
+    status_code = 400
     retry_after_s: int | None = None
 
 
 class SessionNotFound(SessionError):
     """There is no such session of this owner."""
 
-    status = 404
+    status_code = 404
 
 
 class SessionClosed(SessionNotFound):
@@ -83,38 +84,38 @@ class SessionExpired(SessionNotFound):
 class SessionVersionConflict(SessionError):
     """The session does not have the version that the caller expects."""
 
-    status = 409
+    status_code = 409
 
 
 class TurnInProgress(SessionError):
     """Another turn of the session is running; a turn needs the answer before it."""
 
-    status = 409
+    status_code = 409
     retry_after_s = 1
 
 
 class SessionOfAnotherModel(SessionError):
     """The session's token ids belong to another model or tokenizer."""
 
-    status = 409
+    status_code = 409
 
 
 class SessionTooLong(SessionError):
     """The session would not fit the model's context, or the pool, beside an answer."""
 
-    status = 413
+    status_code = 413
 
 
 class BadSessionRequest(SessionError):
     """The request cannot be served as written."""
 
-    status = 422
+    status_code = 422
 
 
 class AppendQueueFull(SessionError):
     """Too many appends of the session are waiting."""
 
-    status = 429
+    status_code = 429
     retry_after_s = 1
 
 
@@ -140,16 +141,23 @@ class PinNumbers:
 
 
 class PinRefused(SessionError):
-    """The pin does not fit into the budget of all sessions, or into the owner's quota."""
+    """The pin does not fit into the budget of all sessions, or into the owner's quota (``is_of_owner``)."""
 
-    status = 429
+    status_code = 429
     retry_after_s = 2
 
     def __init__(self, numbers: PinNumbers) -> None:
         self.numbers = numbers
-        of_owner = numbers.owner_pinned + numbers.needed > numbers.quota
-        have, may = (numbers.owner_pinned, numbers.quota) if of_owner else (numbers.pinned, numbers.budget)
+        self.is_of_owner = numbers.owner_pinned + numbers.needed > numbers.quota
+        have, may = (numbers.owner_pinned, numbers.quota) if self.is_of_owner else (numbers.pinned, numbers.budget)
         super().__init__(
             f"{numbers.needed} more cells do not fit: {have} of {may} are pinned"
-            f"{' by this owner' if of_owner else ''}; close or unpin a session, or ask with on_full 'demote'"
+            f"{' by this owner' if self.is_of_owner else ''}; close or unpin a session, or ask with on_full 'demote'"
         )
+
+
+class SessionNotSaved(SessionError):
+    """The turn was answered, but the log could not be written: question and answer are not part of the session."""
+
+    status_code = 503
+    retry_after_s = 2

@@ -1,0 +1,163 @@
+"""Queries and turns: what a request needs of its session, and what an answer does to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from typing import Any
+
+from memstore import MemStoreError
+from sgl_stateful.errors import SessionClosed, SessionNotSaved, SessionTooLong, SessionVersionConflict, TurnInProgress
+
+from .content import Renderer
+from .keeper import SessionKeeper
+from .segments import segments_of
+from .use import Answer, Mode, Use
+
+
+class Answering:
+    """Begins and ends uses of sessions. Of the event loop."""
+
+    def __init__(self, keeper: SessionKeeper, renderer: Renderer) -> None:
+        self._keeper = keeper
+        self._renderer = renderer
+        self._turns: dict[Use, AsyncExitStack] = {}
+
+    async def begin(self, session_id: str, owner: str | None, mode: Mode, *, if_version: int | None = None) -> Use:
+        """Fix what a request is answered on; to be followed by ``end`` or ``drop``, whatever happens.
+
+        A query never waits for changes. A turn waits for appends that came before it, and is refused beside another.
+
+        Raises
+        ------
+        SessionError, StoreError
+        """
+        session = await self._keeper.get(session_id, owner)
+        if mode == "turn" and session.turning:
+            raise TurnInProgress("another turn of this session is being answered: wait for its end")
+        salt = await self._keeper.salt(session.header.owner)
+        stack = AsyncExitStack()
+        if mode == "turn":
+            session.turning = True
+            stack.callback(setattr, session, "turning", False)
+        try:
+            if mode == "turn":
+                await stack.enter_async_context(self._keeper.alone(session))
+            else:
+                self._keeper.table.get(session_id, owner=owner)
+            if if_version not in (None, session.version):
+                raise SessionVersionConflict(f"the session has version {session.version}, not {if_version}")
+        except BaseException:
+            await stack.aclose()
+            raise
+        tokens = session.num_tokens if mode == "query" else None
+        use = Use(
+            session=session,
+            mode=mode,
+            data_version=session.version,
+            head=session.head,
+            token_ids=session.token_ids(),
+            salt=salt,
+            hold=self._keeper.hold(session, tokens, pin=session.is_pinned),
+        )
+        session.uses += 1
+        self._keeper.uses.setdefault(session.header.id, set()).add(use)
+        self._keeper.touch(session)
+        self._turns[use] = stack
+        return use
+
+    def admit(self, use: Use, question_ids: Sequence[int], max_new_tokens: int | None) -> int:
+        """Check that question and answer fit; returns the room for the answer, tokens.
+
+        For a turn, whose answer is to become part of the session, its cells are claimed now.
+
+        Raises
+        ------
+        SessionTooLong, PinRefused
+        """
+        table = self._keeper.table
+        closing = len(self._renderer.closing_ids()) if use.is_chat else 0
+        room = table.max_tokens - len(use.token_ids) - len(question_ids) - closing
+        if use.mode == "query":
+            return room
+        if room < (max_new_tokens or 1):
+            raise SessionTooLong(
+                f"{len(use.token_ids)} tokens of session and {len(question_ids)} of question leave room for"
+                f" {max(room, 0)} of an answer, and {max_new_tokens or 1} are asked for"
+            )
+        use.question_ids = question_ids
+        growth = len(question_ids) + min(room, max_new_tokens or room) + closing
+        with self._keeper.counting_refusals():
+            demoted = table.reserve(use.session, growth)
+        if demoted is not None:
+            use.hold = replace(use.hold, pin=False)
+        return room
+
+    async def end(self, use: Use, answer: Answer) -> dict[str, Any]:
+        """What the reply says about the session; for a turn, once question and answer are part of it.
+
+        Raises
+        ------
+        SessionClosed
+            The session has ended under the turn.
+        SessionError, StoreError
+            The turn did not become part of it.
+        """
+        session, keeper = use.session, self._keeper
+        report = (answer.scheduler or {}).get("session")
+        keeper.pins.saw(report)
+        version: int | None = None
+        try:
+            if report is not None and session.version == use.data_version:
+                session.lost = None
+            if use.mode == "turn":
+                if session.state != "open":
+                    raise SessionClosed("the session was closed while it was answering")
+                if not answer.aborted:
+                    version = await self._commit(use, answer)
+        except MemStoreError as error:
+            raise SessionNotSaved(f"the answer did not become part of the session: {error}") from error
+        finally:
+            await self.drop(use)
+        prefilled = answer.prompt_tokens - answer.cached_tokens
+        if use.first_token_ms is not None:
+            keeper.metrics.observe(
+                use.mode, ms=use.first_token_ms, cached_tokens=answer.cached_tokens, prefilled_tokens=prefilled
+            )
+        return {
+            "id": session.header.id,
+            "data_version": use.data_version,
+            "version": version,
+            "tokens": session.num_tokens,
+            "pin": session.pin_state,
+            "cached_tokens": answer.cached_tokens,
+            "prefilled_tokens": prefilled,
+        }
+
+    async def _commit(self, use: Use, answer: Answer) -> int:
+        ids = self._renderer.answer(answer.token_ids, answer.text, stopped_by=answer.stopped_by, is_chat=use.is_chat)
+        table, session = self._keeper.table, use.session
+        with self._keeper.counting_refusals():
+            change = table.append(session, segments_of([[*use.question_ids, *ids]], "data"))
+        made = await self._keeper.make(change, self._keeper.logging(change), is_in_pool=True)
+        if made.change.dropped_messages:
+            session.lost = "window moved"
+        return change.entry.version
+
+    async def drop(self, use: Use) -> None:
+        """The request has come to its end, one way or another; harmless when repeated."""
+        if use.is_ended:
+            return
+        use.is_ended = True
+        session = use.session
+        session.uses -= 1
+        uses = self._keeper.uses[session.header.id]
+        uses.discard(use)
+        if not uses:
+            del self._keeper.uses[session.header.id]
+        if use.mode == "turn":
+            self._keeper.table.settle(session)
+        if session.state == "open":
+            self._keeper.touch(session)
+        await self._turns.pop(use).aclose()

@@ -1,0 +1,222 @@
+"""What a caller puts into a session or asks of it, as token ids.
+
+A chat template renders a whole conversation; a session only ever gets what is new. The new messages are rendered
+behind a short conversation that stands for what is there already, and what the template made of that is cut off. That
+is right for every template that renders a message by itself, and told by name where it is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from sgl_stateful.errors import BadSessionRequest
+
+Message = Mapping[str, Any]
+
+# Private-use characters, as for facts, but others: both may stand in one prompt.
+MARK = "\ue000\ue001session\ue001\ue000"
+_USER: Message = {"role": "user", "content": "."}
+BEFORE: tuple[Message, ...] = (_USER, {"role": "assistant", "content": MARK})
+"""Stands for what a session holds, in front of new messages."""
+
+
+class ChatTokenizer(Protocol):
+    """The part of a Hugging Face tokenizer that sessions need."""
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
+
+    def decode(self, token_ids: Sequence[int]) -> str: ...
+
+    def apply_chat_template(
+        self, conversation: Sequence[Message], *, tokenize: bool, add_generation_prompt: bool
+    ) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """Exactly one of text, messages and token ids.
+
+    Raises
+    ------
+    BadSessionRequest
+        None of them, or several.
+    """
+
+    text: str | None = None
+    messages: tuple[Message, ...] | None = None
+    input_ids: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        given = [name for name in ("text", "messages", "input_ids") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise BadSessionRequest(f"send one of text, messages and input_ids, not {' and '.join(given) or 'none'}")
+
+
+class Renderer:
+    """Makes token ids of contents. Thread-safe as far as the tokenizer is.
+
+    Parameters
+    ----------
+    vocab_size
+        Token ids lie in ``[0, vocab_size)``.
+    """
+
+    def __init__(self, tokenizer: ChatTokenizer, *, vocab_size: int) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._closing: str | None = None
+
+    def data(self, content: Content, *, is_first: bool) -> list[list[int]]:
+        """Ids of what becomes part of a session: one list a message, without empty ones.
+
+        Parameters
+        ----------
+        is_first
+            Nothing stands before it: the template's own beginning belongs to it.
+
+        Raises
+        ------
+        BadSessionRequest
+            It is empty, or cannot be rendered.
+        """
+        if content.messages is None:
+            parts = [self._plain(content, is_first=is_first)]
+        else:
+            parts = [self._encode(text) for text in self._pieces(content.messages, is_first=is_first)]
+        parts = [part for part in parts if part]
+        if not parts:
+            raise BadSessionRequest("there is nothing in it: it has no tokens")
+        return parts
+
+    def question(self, content: Content, *, is_first: bool) -> list[int]:
+        """Ids of what is asked, up to where the answer begins.
+
+        Raises
+        ------
+        BadSessionRequest
+            It is empty, or cannot be rendered.
+        """
+        if content.messages is None:
+            ids = self._plain(content, is_first=is_first)
+        elif is_first:
+            ids = self._encode(self._render(content.messages, add_generation_prompt=True))
+        else:
+            ids = self._encode(self.behind(self._render([*BEFORE, *content.messages], add_generation_prompt=True)))
+        if not ids:
+            raise BadSessionRequest("there is no question: it has no tokens")
+        return ids
+
+    def behind(self, rendered: str) -> str:
+        """Of a conversation that begins with ``BEFORE``, what the template made of the messages behind it.
+
+        Raises
+        ------
+        BadSessionRequest
+            The template does not render them by themselves.
+        """
+        _, mark, rest = rendered.partition(MARK)
+        closing = self.closing_text()
+        if not mark or not rest.startswith(closing) or MARK in rest:
+            raise BadSessionRequest(
+                "this model's chat template does not render messages one by one: send text or input_ids"
+            )
+        return rest[len(closing) :]
+
+    def closing_text(self) -> str:
+        """What the template puts behind an answer."""
+        if self._closing is None:
+            _, mark, closing = self._render(BEFORE, add_generation_prompt=False).partition(MARK)
+            if not mark:
+                raise BadSessionRequest("this model's chat template does not show answers: send text or input_ids")
+            self._closing = closing
+        return self._closing
+
+    def closing_ids(self) -> list[int]:
+        """Ids of ``closing_text``."""
+        return self._encode(self.closing_text())
+
+    def answer(self, token_ids: Sequence[int], text: str, *, stopped_by: Any, is_chat: bool) -> list[int]:
+        """Ids of an answer as it becomes part of a session.
+
+        Parameters
+        ----------
+        token_ids, text
+            As generated, and as the caller saw it.
+        stopped_by
+            The token id or string that ended it; None: its length.
+        is_chat
+            Whether the question was messages: then what the template puts behind an answer follows.
+        """
+        ids = list(token_ids)
+        if isinstance(stopped_by, str):
+            ids = self._visible(ids, text)
+        elif stopped_by is not None and ids and ids[-1] == stopped_by:
+            ids.pop()
+        return [*ids, *self.closing_ids()] if is_chat else ids
+
+    def _visible(self, ids: list[int], text: str) -> list[int]:
+        """The ids of what was left of an answer when a stop string was cut off."""
+        for end in range(len(ids), -1, -1):
+            shown = self._tokenizer.decode(ids[:end])
+            if shown == text:
+                return ids[:end]
+            if len(shown) < len(text):
+                break
+        return self._encode(text)
+
+    def _plain(self, content: Content, *, is_first: bool) -> list[int]:
+        if content.text is not None:
+            try:
+                return self._tokenizer.encode(content.text, add_special_tokens=is_first) if content.text else []
+            except (TypeError, UnicodeError) as error:
+                raise BadSessionRequest(f"text cannot be tokenised: {error}") from error
+        assert content.input_ids is not None
+        for position, token_id in enumerate(content.input_ids):
+            if not 0 <= token_id < self._vocab_size:
+                raise BadSessionRequest(
+                    f"input_ids[{position}] is {token_id}, and this model's vocabulary has {self._vocab_size} tokens"
+                )
+        return list(content.input_ids)
+
+    def _pieces(self, messages: Sequence[Message], *, is_first: bool) -> list[str]:
+        """The text of each message, or all of it as one where the template needs them together."""
+        if not messages:
+            return []
+
+        def upto(count: int) -> str:
+            shown = messages[:count]
+            if is_first:
+                return self._render(shown, add_generation_prompt=False) if count else ""
+            return self.behind(self._render([*BEFORE, *shown], add_generation_prompt=False))
+
+        whole = upto(len(messages))
+        ends = []
+        for count in range(1, len(messages)):
+            try:
+                part = upto(count)
+            except BadSessionRequest:
+                return [whole]
+            if not whole.startswith(part):
+                return [whole]
+            ends.append(len(part))
+        return [whole[start:end] for start, end in zip([0, *ends], [*ends, len(whole)], strict=True)]
+
+    def _render(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
+        if getattr(self._tokenizer, "chat_template", None) is None:
+            raise BadSessionRequest("this model has no chat template: send text or input_ids")
+        try:
+            rendered = self._tokenizer.apply_chat_template(
+                list(messages), tokenize=False, add_generation_prompt=add_generation_prompt
+            )
+        except Exception as error:
+            # Whatever a template's own code raises is about the messages that it was given.
+            raise BadSessionRequest(f"the chat template cannot render these messages: {error}") from error
+        return str(rendered)
+
+    def _encode(self, text: str) -> list[int]:
+        try:
+            return self._tokenizer.encode(text, add_special_tokens=False) if text else []
+        except (TypeError, UnicodeError) as error:
+            raise BadSessionRequest(f"text cannot be tokenised: {error}") from error

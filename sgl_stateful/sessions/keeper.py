@@ -1,0 +1,305 @@
+"""The sessions that live in this process: found in the log, changed one change at a time, ended with all that runs.
+
+A change is acknowledged once its tokens are in the log. When it fails before, the session is what it was, and a pin
+that has run ahead is put right by the next use.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Executor
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
+from typing import Literal, NamedTuple, TypeVar
+
+from memstore import OwnerId, SessionGone, SessionMoved
+from memstore.session_log import SessionId, SessionLog
+from sgl_stateful.engine_port import EnginePort
+from sgl_stateful.errors import (
+    PinRefused,
+    SessionClosed,
+    SessionNotFound,
+    SessionOfAnotherModel,
+    SessionVersionConflict,
+)
+
+from .hold import Hold
+from .metrics import SessionMetrics
+from .pins import EnginePins
+from .session import Change, Session
+from .table import SessionTable
+from .use import Use
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class Made(NamedTuple):
+    """A change that was made, and what it took."""
+
+    session: Session
+    change: Change
+    prefilled_tokens: int
+    cached_tokens: int
+    ms: float
+
+
+class SessionKeeper:
+    """Sessions with their log and their KV. Of the event loop; the log is waited for on threads.
+
+    Parameters
+    ----------
+    salt
+        The cache salt of an owner; may ask a store, and is called on ``threads``.
+    model
+        Fingerprint of the model and tokenizer.
+    """
+
+    def __init__(
+        self,
+        *,
+        table: SessionTable,
+        log: SessionLog,
+        engine: EnginePort,
+        salt: Callable[[str], str],
+        threads: Executor,
+        metrics: SessionMetrics,
+        model: str,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.table = table
+        self.log = log
+        self.metrics = metrics
+        self.model = model
+        self.clock = clock
+        self.pins = EnginePins(engine, metrics)
+        self.uses: dict[SessionId, set[Use]] = {}
+        self._engine = engine
+        self._threads = threads
+        self._salt_of = salt
+        self._salts: dict[str, str] = {}
+        self._weights = ""
+        self._locks: dict[SessionId, asyncio.Lock] = {}
+        self._loading = asyncio.Lock()
+        self._touched: dict[SessionId, float] = {}
+        self._undeleted: dict[SessionId, OwnerId] = {}
+
+    # ---- finding ----
+
+    async def get(self, session_id: str, owner: str | None) -> Session:
+        """The session, alive, from the log if it is not here.
+
+        Raises
+        ------
+        SessionNotFound, SessionClosed, SessionExpired, SessionOfAnotherModel, StoreError
+        """
+        if not self.table.knows(session_id):
+            await self._load(SessionId(session_id), owner)
+        return self.table.get(session_id, owner=owner)
+
+    async def _load(self, session_id: SessionId, owner: str | None) -> None:
+        async with self._loading:
+            if self.table.knows(session_id):
+                return
+            header = await self.in_thread(self.log.header, session_id)
+            if header is None or owner not in (None, header.owner) or session_id in self._undeleted:
+                raise SessionNotFound("there is no such session of this owner")
+            if header.model != self.model:
+                raise SessionOfAnotherModel("the session was made with another model or tokenizer: open a new one")
+            try:
+                entries = await self.in_thread(self.log.entries, header.owner, session_id)
+            except SessionGone:
+                raise SessionNotFound("there is no such session of this owner") from None
+            self.table.restore(header, entries)
+
+    @asynccontextmanager
+    async def alone(self, session: Session) -> AsyncIterator[None]:
+        """Until the end of the block nobody else changes the session; whoever came first goes first.
+
+        Raises
+        ------
+        SessionNotFound
+            It has ended while this waited.
+        """
+        lock = self._locks.setdefault(session.header.id, asyncio.Lock())
+        async with lock:
+            self.table.get(session.header.id, owner=None)
+            yield
+
+    def is_changing(self, session: Session) -> bool:
+        """Whether somebody is changing the session, or about to."""
+        lock = self._locks.get(session.header.id)
+        return lock is not None and lock.locked()
+
+    # ---- changing ----
+
+    async def make(self, change: Change, write: Callable[[], None], *, is_in_pool: bool = False) -> Made:
+        """Prefill a planned change, log it with ``write`` and commit it; abandon it where any of that fails.
+
+        Parameters
+        ----------
+        is_in_pool
+            It need not be prefilled.
+
+        Raises
+        ------
+        SessionVersionConflict
+            Another server has changed the session.
+        SessionNotFound
+            It has ended meanwhile.
+        StoreError
+            The log cannot be written.
+        """
+        session, began = change.session, time.perf_counter()
+        if change.demoted is not None:
+            self.metrics.demoted()
+        prefilled = cached = 0
+        try:
+            if not is_in_pool and (ids := change.token_ids()):
+                prefilled, cached = await self.prefill(session, ids, pin=change.pin)
+            await self.in_thread(write)
+        except SessionMoved:
+            self.table.abandon(change)
+            self.table.forget(session)
+            self._stop(session.header.id)
+            raise SessionVersionConflict("another server has changed the session: look at it and repeat") from None
+        except SessionGone:
+            self.table.abandon(change)
+            raise SessionClosed("the session has been closed") from None
+        except BaseException:
+            self.table.abandon(change)
+            raise
+        self.table.commit(change)
+        if change.pin:
+            session.lost = None
+        elif change.demoted is not None:
+            await self.pins.unpin([session.header.id])
+        return Made(session, change, prefilled, cached, 1e3 * (time.perf_counter() - began))
+
+    def logging(self, change: Change) -> Callable[[], None]:
+        """What writes a change of a session that is in the log."""
+        header = change.session.header
+        return partial(self.log.append, header.owner, header.id, change.entry, used_at=self.clock())
+
+    async def prefill(self, session: Session, token_ids: list[int], *, pin: bool) -> tuple[int, int]:
+        """Have the tokens in the pool, and pinned if so; returns how many were prefilled and how many were there."""
+        result = await self._engine.prefill(
+            token_ids,
+            salt=await self.salt(session.header.owner),
+            directive=None,
+            hold=self.hold(session, len(token_ids), pin=pin),
+        )
+        self.pins.saw(result.scheduler.get("session"))
+        return result.prompt_tokens - result.cached_tokens, result.cached_tokens
+
+    def hold(self, session: Session, tokens: int | None, *, pin: bool) -> Hold:
+        """What the scheduler is told with a request that begins with that many tokens of the session."""
+        header = session.header
+        return Hold(header.id, tokens, pin, self.pins.next_fence(), header.priority, session.group)
+
+    def touch(self, session: Session) -> None:
+        """Begin the session's idle time anew; the log learns of it later."""
+        self.table.touch(session)
+        self._touched[session.header.id] = session.header.used_at
+
+    @contextmanager
+    def counting_refusals(self) -> Iterator[None]:
+        """Count a pin that is refused inside."""
+        try:
+            yield
+        except PinRefused as refused:
+            self.metrics.refused("quota" if refused.is_of_owner else "budget")
+            raise
+
+    # ---- ending ----
+
+    async def close(self, session_id: str, owner: str | None) -> Session:
+        """End a session: what runs on it is cut off, its memory is free, and its tokens are deleted.
+
+        Raises
+        ------
+        SessionNotFound, SessionClosed, SessionExpired
+        SessionOfAnotherModel
+            It has been deleted.
+        StoreError
+            It has ended, and its tokens are deleted when the store is there again.
+        """
+        try:
+            session = await self.get(session_id, owner)
+        except SessionOfAnotherModel:
+            header = await self.in_thread(self.log.header, SessionId(session_id))
+            if header is not None:
+                await self.in_thread(self.log.delete, header.owner, header.id)
+            raise
+        await self.end(session, "closed")
+        return session
+
+    async def end(self, session: Session, how: Literal["closed", "expired"]) -> None:
+        """End a session in this process and in the log."""
+        name = session.header.id
+        self.table.close(session, how=how)
+        self._stop(name)
+        self._undeleted[name] = session.header.owner
+        await self.pins.unpin([name])
+        await self.delete_ended()
+
+    async def delete_ended(self) -> None:
+        """Delete what has ended from the log, also what could not be deleted then."""
+        for name, owner in list(self._undeleted.items()):
+            await self.in_thread(self.log.delete, owner, name)
+            self._undeleted.pop(name, None)
+
+    async def write_touches(self) -> None:
+        """Write to the log when sessions were last used."""
+        touched, self._touched = self._touched, {}
+        try:
+            if touched:
+                await self.in_thread(self.log.touch, touched)
+        except BaseException:
+            self._touched = touched | self._touched
+            raise
+
+    async def purged(self, owner: str) -> int:
+        """End every session of an owner whose everything was removed; returns how many."""
+        self._salts.pop(owner, None)
+        ended = self.table.sessions(owner)
+        for session in ended:
+            self.table.close(session)
+            self._stop(session.header.id)
+        await self.pins.unpin([session.header.id for session in ended])
+        return len(ended)
+
+    async def weights_changed(self, epoch: str) -> None:
+        """No KV made so far is right any more: nothing of it is reached again, and no pin keeps it."""
+        self._weights = epoch
+        self._salts.clear()
+        sessions = self.table.sessions()
+        for session in sessions:
+            session.lost = "weights changed" if session.is_pinned else None
+        await self.pins.unpin([session.header.id for session in sessions])
+
+    def _stop(self, name: SessionId) -> None:
+        for use in list(self.uses.get(name, ())):
+            if use.cancel is not None:
+                use.cancel()
+        self._locks.pop(name, None)
+        self._touched.pop(name, None)
+
+    # ---- what both need ----
+
+    async def salt(self, owner: str) -> str:
+        """The cache salt of an owner, until the owner is purged or the weights change."""
+        if (salt := self._salts.get(owner)) is None:
+            weights = self._weights
+            salt = await self.in_thread(self._salt_of, owner) + weights
+            if weights == self._weights:
+                self._salts[owner] = salt
+        return salt
+
+    async def in_thread(self, call: Callable[..., T], *args: object) -> T:
+        """Wait for the log on a thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, partial(call, *args))
