@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Coroutine, Mapping
 from types import TracebackType
-from typing import Any, Literal, Self, overload
+from typing import Any, Literal, Self, TypeVar, overload
 
 import httpx
 
 from sgl_stateful.client.answers import ChatAnswer, ChatDecoder
-from sgl_stateful.client.call import StreamCall
+from sgl_stateful.client.call import Call, StreamCall
 from sgl_stateful.client.chat import Mode, SessionRef, chat_call
 from sgl_stateful.client.content import Messages
 from sgl_stateful.client.errors import InvalidCall
@@ -23,6 +23,8 @@ from sgl_stateful.client.streams import AsyncStream, Stream
 DEFAULT_TIMEOUT_S = 300.0
 _CONNECT_TIMEOUT_S = 10.0
 _POLICY = RetryPolicy()
+
+T = TypeVar("T")
 
 
 def _options(base_url: str, api_key: str | None, timeout: float | None) -> dict[str, Any]:
@@ -93,6 +95,14 @@ class Client(SyncSide):
         """Close the connections; sessions stay open on the server."""
         self._sender.http.close()
 
+    def send(self, call: Call[T]) -> T:
+        """Send a call to a route that has no method here."""
+        return self._sender.send(call)
+
+    def stream(self, streamed: StreamCall[T]) -> Stream[T]:
+        """The same, where the reply arrives in pieces."""
+        return Stream(self._sender, streamed)
+
     @overload
     def chat(
         self,
@@ -148,7 +158,7 @@ class Client(SyncSide):
             is_streamed=stream,
             fields={"model": model, **fields},
         )
-        return Stream(self._sender, StreamCall(call, ChatDecoder)) if stream else self._sender.send(call)
+        return self.stream(StreamCall(call, ChatDecoder)) if stream else self.send(call)
 
 
 class AsyncClient(AsyncSide):
@@ -182,6 +192,14 @@ class AsyncClient(AsyncSide):
     async def aclose(self) -> None:
         """Close the connections; sessions stay open on the server."""
         await self._sender.http.aclose()
+
+    def send(self, call: Call[T]) -> Coroutine[Any, Any, T]:
+        """Send a call to a route that has no method here."""
+        return self._sender.send(call)
+
+    def stream(self, streamed: StreamCall[T]) -> AsyncStream[T]:
+        """The same, where the reply arrives in pieces."""
+        return AsyncStream(self._sender, streamed)
 
     @overload
     def chat(
@@ -228,4 +246,4 @@ class AsyncClient(AsyncSide):
             is_streamed=stream,
             fields={"model": model, **fields},
         )
-        return AsyncStream(self._sender, StreamCall(call, ChatDecoder)) if stream else self._sender.send(call)
+        return self.stream(StreamCall(call, ChatDecoder)) if stream else self.send(call)

@@ -1,0 +1,87 @@
+"""Which of several continuations of a text is likeliest."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from sglang.lang.choices import ChoicesDecision, ChoicesSamplingMethod
+
+from sgl_stateful.client import InvalidCall
+
+_MAX_AT_ONCE = 8
+
+TokenIds = tuple[int, ...]
+# Log probabilities of the tokens of each sequence from a position on, given those before them.
+Score = Callable[[Sequence[TokenIds], int], list[list[float]]]
+
+
+def select(
+    choices: Sequence[str],
+    method: ChoicesSamplingMethod,
+    *,
+    text: str,
+    tokenize: Callable[[str], TokenIds],
+    score: Score,
+    alone: Callable[[Sequence[TokenIds]], list[list[Any]]],
+) -> ChoicesDecision:
+    """Let ``method`` choose.
+
+    A choice is scored as the tokens that ``text`` and choice have together, from the first on that is not the same for
+    text alone and with each choice: where a choice begins inside a token, the token before it counts too.
+
+    Parameters
+    ----------
+    alone
+        ``[logprob, token, …]`` of each token of each sequence without anything before it.
+
+    Raises
+    ------
+    InvalidCall
+        There is nothing to ask about, since ``text`` is empty; or a choice is.
+    """
+    base = tokenize(text)
+    if not base or not all(choices):
+        raise InvalidCall("select needs some text before the choices, and no choice may be empty")
+    whole = [tokenize(text + choice) for choice in choices]
+    start = max(1, min(_common(base, ids) for ids in whole))
+    scores = score(whole, start)
+    decision: ChoicesDecision = method(
+        choices=list(choices),
+        normalized_prompt_logprobs=[sum(logprobs) / len(logprobs) for logprobs in scores],
+        input_token_logprobs=[
+            [[logprob, token, None] for logprob, token in zip(logprobs, ids[start:], strict=True)]
+            for logprobs, ids in zip(scores, whole, strict=True)
+        ],
+        output_token_logprobs=[[] for _ in whole],
+        unconditional_token_logprobs=(
+            alone([ids[start:] for ids in whole]) if method.requires_unconditional_logprobs else None
+        ),
+    )
+    return decision
+
+
+def by_next_tokens(next_logprobs: Callable[[TokenIds, Sequence[int]], Mapping[int, float]]) -> Score:
+    """Score by one next token at a time, asking once for every distinct beginning."""
+
+    def score(whole: Sequence[TokenIds], start: int) -> list[list[float]]:
+        wanted: dict[TokenIds, set[int]] = defaultdict(set)
+        for ids in whole:
+            for end in range(start, len(ids)):
+                wanted[ids[:end]].add(ids[end])
+        with ThreadPoolExecutor(min(_MAX_AT_ONCE, len(wanted))) as threads:
+            replies = threads.map(lambda prompt: next_logprobs(prompt, sorted(wanted[prompt])), wanted)
+            found = dict(zip(wanted, replies, strict=True))
+        return [[found[ids[:end]][ids[end]] for end in range(start, len(ids))] for ids in whole]
+
+    return score
+
+
+def _common(left: TokenIds, right: TokenIds) -> int:
+    """How many first tokens are the same."""
+    for i, (a, b) in enumerate(zip(left, right, strict=False)):
+        if a != b:
+            return i
+    return min(len(left), len(right))
