@@ -1,0 +1,52 @@
+"""What happens in the streaming load, in which order: numbers only, drawn from a seed, the same for both servers."""
+
+import random
+from dataclasses import dataclass
+from typing import Literal
+
+from .shape import Shape
+
+Kind = Literal["open", "append", "ask", "flood"]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One step of the load.
+
+    Attributes
+    ----------
+    kind
+        `open` a session, `append` to it, `ask` it; `flood` is a prompt that belongs to no session and never returns.
+    session
+        Its number; -1 of a flood.
+    tokens
+        How many it brings.
+    content
+        Number of these tokens: no two events have the same.
+    """
+
+    kind: Kind
+    session: int
+    tokens: int
+    content: int
+
+
+def schedule(shape: Shape, seed: int) -> list[Event]:
+    """Open every session, then visit them in rounds: an append and a question each, with floods in between.
+
+    A round has every session once, in an order of its own, so that some follow soon upon their last visit and may
+    still be cached where nothing is pinned.
+    """
+    rng = random.Random(seed)
+    steps: list[tuple[Kind, int, int]] = [
+        ("open", session, shape.load_session) for session in range(shape.load_sessions)
+    ]
+    visits = 0
+    for _ in range(shape.load_rounds):
+        for session in rng.sample(range(shape.load_sessions), shape.load_sessions):
+            steps.append(("append", session, rng.randint(*shape.load_append)))
+            steps.append(("ask", session, shape.question))
+            visits += 1
+            if visits % shape.visits_per_flood == 0:
+                steps.append(("flood", -1, shape.flood))
+    return [Event(*step, content) for content, step in enumerate(steps)]
