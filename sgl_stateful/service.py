@@ -10,7 +10,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -39,6 +39,10 @@ from sgl_stateful.threads import StoreThreads
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+
+async def _no_sessions(owner: str) -> None:
+    """There are none to end."""
 
 
 class MemoryService:
@@ -102,7 +106,7 @@ class MemoryService:
             own=own,
             forgetting=self._forgetting,
             notify=self.notify,
-            forget=self._retriever.forget,
+            forget=self._forget,
             sweep=self._arena.sweep,
             poll_s=settings.feed_poll_s,
             expire_every_s=settings.expire_every_s,
@@ -116,6 +120,8 @@ class MemoryService:
             threads=self._threads.requests,
         )
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._ending: set[asyncio.Future[object]] = set()
+        self._end_sessions: Callable[[str], Awaitable[object]] = _no_sessions
         self.verdict: SelfTestVerdict | None = None
         self.description: dict[str, Any] = {}
         self.codec: FactCodec | None = None
@@ -245,7 +251,19 @@ class MemoryService:
         finally:
             # Whatever came of it: no answer does not mean that nothing was done.
             self._retriever.forget(owner)
+            await self._end_sessions(owner)
             await self._arena.sweep()
+
+    def on_purge(self, end_sessions: Callable[[str], Awaitable[object]]) -> None:
+        """Have the sessions of an owner ended when the owner is purged, here or by another process."""
+        self._end_sessions = end_sessions
+
+    def _forget(self, owner: str) -> None:
+        """Another process has purged the owner."""
+        self._retriever.forget(owner)
+        ending: asyncio.Future[object] = asyncio.ensure_future(self._end_sessions(owner))
+        self._ending.add(ending)
+        ending.add_done_callback(self._ending.discard)
 
     async def in_thread(self, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Wait for the store on a thread that no request needs."""

@@ -107,6 +107,10 @@ class StatefulSettings(BaseSettings):
         names = [self.policy, *(name.strip() for name in self.also_encode.split(",") if name.strip())]
         return [parse_ladder(name) for name in dict.fromkeys(names)]
 
+    def owner_classes(self) -> list[str]:
+        """Prefixes of owners that metrics tell apart."""
+        return [prefix.strip() for prefix in self.session_owner_classes.split(",") if prefix.strip()]
+
     def store_settings(self) -> MemStoreSettings:
         """Settings of the store: its own environment variables (``MEMSTORE_*``), and what this server says besides."""
         base = MemStoreSettings()

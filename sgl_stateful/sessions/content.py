@@ -84,7 +84,7 @@ class Renderer:
         if content.messages is None:
             parts = [self._plain(content, is_first=is_first)]
         else:
-            parts = [self._encode(text) for text in self._pieces(content.messages, is_first=is_first)]
+            parts = [self.encode(text) for text in self._pieces(content.messages, is_first=is_first)]
         parts = [part for part in parts if part]
         if not parts:
             raise BadSessionRequest("there is nothing in it: it has no tokens")
@@ -100,13 +100,25 @@ class Renderer:
         """
         if content.messages is None:
             ids = self._plain(content, is_first=is_first)
-        elif is_first:
-            ids = self._encode(self._render(content.messages, add_generation_prompt=True))
         else:
-            ids = self._encode(self.behind(self._render([*BEFORE, *content.messages], add_generation_prompt=True)))
+            ids = self.encode(self.question_text(content.messages, is_first=is_first))
         if not ids:
             raise BadSessionRequest("there is no question: it has no tokens")
         return ids
+
+    def question_text(self, messages: Sequence[Message], *, is_first: bool) -> str:
+        """What the template makes of the messages, up to where the answer begins.
+
+        Raises
+        ------
+        BadSessionRequest
+            They cannot be rendered.
+        """
+        if not messages:
+            raise BadSessionRequest("there is no question: it has no messages")
+        if is_first:
+            return self._render(messages, add_generation_prompt=True)
+        return self.behind(self._render([*BEFORE, *messages], add_generation_prompt=True))
 
     def behind(self, rendered: str) -> str:
         """Of a conversation that begins with ``BEFORE``, what the template made of the messages behind it.
@@ -133,9 +145,22 @@ class Renderer:
             self._closing = closing
         return self._closing
 
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        """Ids of a piece of text, special tokens only where the text spells them or the model begins with some.
+
+        Raises
+        ------
+        BadSessionRequest
+            It is no text that can be encoded.
+        """
+        try:
+            return self._tokenizer.encode(text, add_special_tokens=add_special_tokens) if text else []
+        except (TypeError, UnicodeError) as error:
+            raise BadSessionRequest(f"text cannot be tokenised: {error}") from error
+
     def closing_ids(self) -> list[int]:
         """Ids of ``closing_text``."""
-        return self._encode(self.closing_text())
+        return self.encode(self.closing_text())
 
     def answer(self, token_ids: Sequence[int], text: str, *, stopped_by: Any, is_chat: bool) -> list[int]:
         """Ids of an answer as it becomes part of a session.
@@ -164,14 +189,11 @@ class Renderer:
                 return ids[:end]
             if len(shown) < len(text):
                 break
-        return self._encode(text)
+        return self.encode(text)
 
     def _plain(self, content: Content, *, is_first: bool) -> list[int]:
         if content.text is not None:
-            try:
-                return self._tokenizer.encode(content.text, add_special_tokens=is_first) if content.text else []
-            except (TypeError, UnicodeError) as error:
-                raise BadSessionRequest(f"text cannot be tokenised: {error}") from error
+            return self.encode(content.text, add_special_tokens=is_first)
         assert content.input_ids is not None
         for position, token_id in enumerate(content.input_ids):
             if not 0 <= token_id < self._vocab_size:
@@ -214,9 +236,3 @@ class Renderer:
             # Whatever a template's own code raises is about the messages that it was given.
             raise BadSessionRequest(f"the chat template cannot render these messages: {error}") from error
         return str(rendered)
-
-    def _encode(self, text: str) -> list[int]:
-        try:
-            return self._tokenizer.encode(text, add_special_tokens=False) if text else []
-        except (TypeError, UnicodeError) as error:
-            raise BadSessionRequest(f"text cannot be tokenised: {error}") from error

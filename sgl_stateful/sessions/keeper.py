@@ -11,11 +11,11 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Executor
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from typing import Literal, NamedTuple, TypeVar
 
-from memstore import OwnerId, SessionGone, SessionMoved
+from memstore import OwnerId, SessionGone, SessionMoved, StoreDamaged
 from memstore.session_log import SessionId, SessionLog
 from sgl_stateful.engine_port import EnginePort
 from sgl_stateful.errors import (
@@ -85,6 +85,7 @@ class SessionKeeper:
         self._weights = ""
         self._locks: dict[SessionId, asyncio.Lock] = {}
         self._loading = asyncio.Lock()
+        self._loaded_all = False
         self._touched: dict[SessionId, float] = {}
         self._undeleted: dict[SessionId, OwnerId] = {}
 
@@ -115,6 +116,19 @@ class SessionKeeper:
             except SessionGone:
                 raise SessionNotFound("there is no such session of this owner") from None
             self.table.restore(header, entries)
+
+    async def load_all(self) -> None:
+        """Have every session of the log here that this model can serve, once; later ones come when asked for."""
+        if self._loaded_all:
+            return
+        after: SessionId | None = None
+        while page := await self.in_thread(partial(self.log.headers, after=after)):
+            after = page[-1].id
+            for header in page:
+                with suppress(SessionNotFound, SessionOfAnotherModel, StoreDamaged):
+                    if not self.table.knows(header.id):
+                        await self._load(header.id, header.owner)
+        self._loaded_all = True
 
     @asynccontextmanager
     async def alone(self, session: Session) -> AsyncIterator[None]:

@@ -278,6 +278,12 @@ class SessionService:
 
     # ---- looking ----
 
+    async def sessions_of(self, owner: str) -> list[Session]:
+        """An owner's sessions by id; those whose time is over are left out."""
+        await self._keeper.load_all()
+        now = self._keeper.clock()
+        return [session for session in self.table.sessions(owner) if session.ended_by(now) is None]
+
     async def show(self, sessions: Sequence[Session]) -> list[dict[str, Any]]:
         """The sessions as the API shows them, with what has become of their pins."""
         await self._keeper.pins.look(sessions)
@@ -336,6 +342,7 @@ class SessionService:
         gauged = 0.0
         while True:
             try:
+                await self._keeper.load_all()
                 await self.sweep()
                 if time.monotonic() - gauged >= _GAUGES_EVERY_S and len(self.table):
                     gauged = time.monotonic()

@@ -21,11 +21,12 @@ from sgl_stateful.prompt import SENTINEL, split_at_sentinel
 from sgl_stateful.service import MemoryService
 from sgl_stateful.settings import StatefulSettings
 
-from . import chat, holes, requests
+from . import chat, holes, requests, session_start
 from .attach import create_stateful_cache
 from .control import StatefulControlReqInput, StatefulScheduler, register_control_types
 from .engine import SGLangEngine
 from .selfcheck import check_hooks
+from .session_start import SessionStarter
 
 logger = logging.getLogger(__name__)
 
@@ -73,22 +74,23 @@ def after_manager_init(_: None, manager: Any, server_args: Any, *args: Any, **kw
         return
     check_hooks(StatefulScheduler, StatefulControlReqInput)
     settings = StatefulSettings()
-    if settings.memory is None:
-        return
-    blobs = KVBlobs(settings.kv_path(), settings=settings.store_settings())
-    store = MemStore(settings.memory, settings=settings.store_settings(), blobs=blobs)
     engine = SGLangEngine(manager)
     setattr(manager, requests.ENGINE, engine)
-    service = MemoryService(
-        settings=settings,
-        store=store,
-        blobs=blobs,
-        tokenizer=manager.tokenizer,
-        engine=engine,
-        context=_fresh_context(manager.tokenizer),
-        context_len=manager.context_len,
-    )
-    setattr(manager, requests.SERVICE, service)
+    service: MemoryService | None = None
+    if settings.memory is not None:
+        blobs = KVBlobs(settings.kv_path(), settings=settings.store_settings())
+        service = MemoryService(
+            settings=settings,
+            store=MemStore(settings.memory, settings=settings.store_settings(), blobs=blobs),
+            blobs=blobs,
+            tokenizer=manager.tokenizer,
+            engine=engine,
+            context=_fresh_context(manager.tokenizer),
+            context_len=manager.context_len,
+        )
+        setattr(manager, requests.SERVICE, service)
+    if manager.tokenizer is not None:
+        setattr(manager, session_start.STARTER, session_start.SessionStarter(manager, settings, engine, service))
 
 
 def _fresh_context(tokenizer: Any) -> str:
@@ -103,14 +105,16 @@ def _fresh_context(tokenizer: Any) -> str:
 
 async def around_weight_update(original: Callable[..., Any], manager: Any, *args: Any, **kwargs: Any) -> Any:
     """AROUND each way to update weights: encodings made before are not spliced after."""
-    service = requests.service_of(manager)
-    if service is None:
-        return await original(manager, *args, **kwargs)
-    await service.weights_changing()
+    service, sessions = requests.service_of(manager), session_start.starter_of(manager)
+    if service is not None:
+        await service.weights_changing()
     try:
         return await original(manager, *args, **kwargs)
     finally:
-        await service.weights_changed()
+        if sessions is not None:
+            await sessions.weights_changed()
+        if service is not None:
+            await service.weights_changed()
 
 
 def before_http_server(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -118,31 +122,42 @@ def before_http_server(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict
     from sglang.srt.entrypoints import http_server
 
     manager = kwargs.get("tokenizer_manager", args[1] if len(args) > 1 else None)
-    service = requests.service_of(manager)
-    if service is None:
+    service, sessions = requests.service_of(manager), session_start.starter_of(manager)
+    if sessions is None and service is None:
         return args, kwargs
     from .routes import add_routes
+    from .session_routes import add_session_routes
 
-    add_routes(http_server.app, service)
+    if service is not None:
+        add_routes(http_server.app, service)
+    if sessions is not None:
+        add_session_routes(http_server.app, manager, sessions.ready, default_ttl_s=sessions.settings.session_ttl_s)
     warm_up = kwargs.get("execute_warmup_func") or http_server._execute_server_warmup
 
     def warm_up_and_verify(server_args: Any) -> bool:
         if not warm_up(server_args):
             return False
-        _start_or_die(manager, service)
+        _start_or_die(manager, service, sessions)
         return True
 
     kwargs["execute_warmup_func"] = warm_up_and_verify
     return args, kwargs
 
 
-def _start_or_die(manager: Any, service: MemoryService) -> None:
+def _start_or_die(manager: Any, service: MemoryService | None, sessions: SessionStarter | None) -> None:
     """Start the memory from SGLang's warm-up thread; a server that cannot splice faithfully must not serve."""
     from sglang.srt.utils import kill_process_tree
 
+    async def start() -> None:
+        if service is not None:
+            await service.start()
+        if sessions is not None:
+            await sessions.ready()
+
     try:
-        asyncio.run_coroutine_threadsafe(service.start(), manager.event_loop).result()
+        asyncio.run_coroutine_threadsafe(start(), manager.event_loop).result()
     except Exception as error:
         logger.critical("sgl-stateful stops this server: %s", error, exc_info=not isinstance(error, IncompatibleServer))
-        service.close()
+        if service is not None:
+            service.close()
         kill_process_tree(os.getpid())

@@ -9,26 +9,31 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 from sglang.srt.managers.io_struct import GenerateReqInput
 
 from sgl_stateful.directive import DIRECTIVE_KEY, dump_directive
-from sgl_stateful.errors import BadMemoryRequest, MemoryDisabled
+from sgl_stateful.errors import BadMemoryRequest, BadSessionRequest, MemoryDisabled, SessionError
 from sgl_stateful.params import MEMORY_KEY, MemoryParams, parse_memory_params
 from sgl_stateful.planner import Prepared
 from sgl_stateful.report import Report
 from sgl_stateful.service import MemoryService
+from sgl_stateful.sessions.content import Content
+from sgl_stateful.sessions.params import parse_session_params
 
+from . import session_requests
 from .engine import INTERNAL, SGLangEngine, scheduler_report
+from .prepared import MARKER, REPORTS, reserve_tokens
+from .session_questions import Asked, ask, with_facts
+from .session_requests import ASKED, AnswerReader
+from .session_start import ready_sessions
 
 SERVICE = "_sgl_stateful_service"  # attribute of the tokenizer manager
 ENGINE = "_sgl_stateful_engine"
-REPORTS = "_sgl_stateful_reports"  # attribute of a prepared request: one report a prompt
-SHOWN = "_sgl_stateful_shown"  # attribute of a finished one: what its responses show, by prompt
-MARKER = "{{memory}}"
-
-_DEFAULT_RESERVE_TOKENS = 256
+SHOWN = "_sgl_stateful_shown"  # attribute of a finished request: what its responses show, by prompt
+READER = "_sgl_stateful_reader"  # attribute of a request of a session: what follows its answer
 
 
 def service_of(tokenizer_manager: Any) -> MemoryService | None:
@@ -77,12 +82,6 @@ def _with_directive(sampling_params: dict[str, Any] | None, prepared: Prepared) 
 
 def _salted(cache_salt: str | None, salt: str) -> str:
     return f"{salt}/{cache_salt}" if cache_salt else salt
-
-
-def reserve_tokens(sampling_params: dict[str, Any]) -> int:
-    """Tokens to leave free for the answer."""
-    wanted = sampling_params.get("max_new_tokens")
-    return _DEFAULT_RESERVE_TOKENS if wanted is None else min(int(wanted), 4 * _DEFAULT_RESERVE_TOKENS)
 
 
 async def _prepare_one(
@@ -162,32 +161,93 @@ async def prepare_request(tokenizer_manager: Any, request: GenerateReqInput) -> 
     setattr(request, REPORTS, [p.report for p in prepared])
 
 
+async def _asked(tokenizer_manager: Any, request: GenerateReqInput) -> Asked | None:
+    """The question that a request has for a session; None where it has none.
+
+    Raises
+    ------
+    ForgedDirective, SessionError, BadMemoryRequest, MemoryDisabled, StoreError
+    """
+    if (asked := getattr(request, ASKED, None)) is not None:
+        return asked
+    sampling = request.sampling_params
+    several = sampling if isinstance(sampling, list) else [sampling]
+    wanted = [parse_session_params((one or {}).get("custom_params")) for one in several]
+    params = next((one for one in wanted if one is not None), None)
+    if params is None:
+        return None
+    text, ids = request.text, request.input_ids
+    if len(several) != 1 or isinstance(text, list) or (ids and isinstance(ids[0], list)):
+        raise BadSessionRequest("a session takes one prompt, as text or input_ids")
+    request.sampling_params = several[0]
+    memory = parse_memory_params((several[0] or {}).get("custom_params"))
+    content = Content(text=text, input_ids=None if text is not None or ids is None else tuple(ids))
+    asked = await ask(await ready_sessions(tokenizer_manager), params, content, memory)
+    return asked if memory is None else await with_facts(require_service(tokenizer_manager), asked)
+
+
 async def around_generate_request(
     original: Callable[..., AsyncGenerator[Any, None]], tokenizer_manager: Any, request: Any, raw_request: Any = None
 ) -> AsyncGenerator[Any, None]:
-    """AROUND ``TokenizerManager.generate_request``: prepare, run, and put the report on the last reply."""
+    """AROUND ``TokenizerManager.generate_request``: prepare, run, and put the reports on the last reply."""
     if not isinstance(request, GenerateReqInput) or getattr(request, INTERNAL, False):
         async with aclosing(original(tokenizer_manager, request, raw_request)) as replies:
             async for reply in replies:
                 yield reply
         return
-    if not hasattr(request, REPORTS):
+    try:
+        reader = await _prepare(tokenizer_manager, request)
+        async with aclosing(_run(original, tokenizer_manager, request, raw_request, reader)) as replies:
+            async for reply in replies:
+                yield reply
+    except SessionError as error:
+        session_requests.note_failure(raw_request, error)
+        raise
+
+
+async def _prepare(tokenizer_manager: Any, request: GenerateReqInput) -> AnswerReader | None:
+    """Put session and facts into a request; returns what follows its answer where it has a session."""
+    if hasattr(request, REPORTS):
+        return None
+    asked = await _asked(tokenizer_manager, request)
+    if asked is None:
         await prepare_request(tokenizer_manager, request)
+        return None
+    sessions, samples = await ready_sessions(tokenizer_manager), _samples(request)
+    session_requests.refuse_unsupported(request, is_turn=asked.params.mode == "turn", samples=samples)
+    use = await session_requests.begin(sessions, service_of(tokenizer_manager), request, asked)
+    use.cancel = partial(tokenizer_manager.abort_request, request.rid)
+    incremental = bool(request.stream) and tokenizer_manager.incremental_streaming_output
+    return AnswerReader(sessions, use, samples=samples, incremental=incremental)
+
+
+async def _run(
+    original: Callable[..., AsyncGenerator[Any, None]],
+    tokenizer_manager: Any,
+    request: GenerateReqInput,
+    raw_request: Any,
+    reader: AnswerReader | None,
+) -> AsyncGenerator[Any, None]:
     reports: list[Report] = getattr(request, REPORTS, [])
     engine: SGLangEngine | None = getattr(tokenizer_manager, ENGINE, None)
     collector = _Collector(service_of(tokenizer_manager), reports, samples=_samples(request))
     setattr(request, SHOWN, collector.shown)
+    setattr(request, READER, reader)
     if engine is not None:
         engine.foreground += 1
     try:
         async with aclosing(original(tokenizer_manager, request, raw_request)) as replies:
             async for reply in replies:
                 for position, item in enumerate(reply if isinstance(reply, list) else [reply]):
-                    collector.see(item, position if isinstance(reply, list) else item.get("index", 0))
+                    found = collector.see(item, position if isinstance(reply, list) else item.get("index", 0))
+                    if reader is not None:
+                        await reader.see(item, found)
                 yield reply
     finally:
         if engine is not None:
             engine.foreground -= 1
+        if reader is not None:
+            await reader.drop()
 
 
 def _samples(request: GenerateReqInput) -> int:
@@ -206,14 +266,15 @@ class _Collector:
         self._scheduler: dict[int, dict[str, Any]] = {}
         self.shown: dict[int, dict[str, Any]] = {}
 
-    def see(self, item: Any, index: int) -> None:
+    def see(self, item: Any, index: int) -> dict[str, Any] | None:
+        """Take one reply; returns what the scheduler said with it, if anything."""
         meta = item.get("meta_info") if isinstance(item, dict) else None
         if meta is None:
-            return
+            return None
         if (found := scheduler_report(meta)) is not None:
             self._scheduler[index] = found
         if not self._reports or self._service is None or not meta.get("finish_reason"):
-            return
+            return found
         prompt = min(index // self._samples, len(self._reports) - 1)
         report = self._reports[prompt]
         meta[MEMORY_KEY] = self._service.finish(
@@ -223,3 +284,4 @@ class _Collector:
             cached_tokens=meta["cached_tokens"],
         )
         self.shown[prompt] = meta[MEMORY_KEY]
+        return found

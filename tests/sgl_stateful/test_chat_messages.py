@@ -5,7 +5,7 @@ import pytest
 
 from sgl_stateful.errors import BadMemoryRequest
 from sgl_stateful.prompt import SENTINEL, Placement
-from sgl_stateful.sglang_adapter.chat import mark_messages
+from sgl_stateful.sglang_adapter.messages import mark_messages
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 FIRST = {"role": "user", "content": "Hello"}

@@ -1,0 +1,142 @@
+"""The beginning and end of a server's sessions."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+from memstore.session_log import SessionLog, VolatileSessionLog
+from sgl_stateful.errors import BadSessionRequest
+from sgl_stateful.salts import Salts
+from sgl_stateful.service import MemoryService
+from sgl_stateful.sessions.content import Renderer
+from sgl_stateful.sessions.metrics import process_session_metrics
+from sgl_stateful.sessions.service import SessionService
+from sgl_stateful.settings import StatefulSettings
+
+from .engine import SGLangEngine
+
+logger = logging.getLogger(__name__)
+
+STARTER = "_sgl_stateful_session_starter"  # attribute of the tokenizer manager
+
+_ROOM_TOKENS = 32  # of a session's context that is left for a question and an answer
+_THREADS = 4
+
+
+def starter_of(tokenizer_manager: Any) -> SessionStarter | None:
+    """What starts the sessions of a server; None where SGLang's own cache backend is in use."""
+    return getattr(tokenizer_manager, STARTER, None)
+
+
+async def ready_sessions(tokenizer_manager: Any) -> SessionService:
+    """The sessions of a server, started.
+
+    Raises
+    ------
+    BadSessionRequest
+        It has none.
+    """
+    if (starter := starter_of(tokenizer_manager)) is None:
+        raise BadSessionRequest("this server has no sessions: start it with --radix-cache-backend stateful")
+    return await starter.ready()
+
+
+def started_sessions(tokenizer_manager: Any) -> SessionService:
+    """The sessions of a server that ``ready_sessions`` has been called for."""
+    starter = starter_of(tokenizer_manager)
+    assert starter is not None, "no sessions"
+    assert starter.sessions is not None, "sessions that have not started"
+    return starter.sessions
+
+
+def tokenizer_digest(tokenizer: Any) -> str:
+    """Names the token ids and the chat template of a tokenizer."""
+    vocabulary = sorted(tokenizer.get_vocab().items(), key=lambda item: (item[1], item[0]))
+    body = json.dumps([vocabulary, getattr(tokenizer, "chat_template", None)], default=str)
+    return hashlib.blake2b(body.encode(), digest_size=16).hexdigest()
+
+
+class SessionStarter:
+    """Makes the sessions once the scheduler can be asked about its pool, at the first use or at start-up.
+
+    Parameters
+    ----------
+    memory
+        The server's memory, whose store then keeps the token logs; without one they live in this process alone.
+    """
+
+    def __init__(
+        self, tokenizer_manager: Any, settings: StatefulSettings, engine: SGLangEngine, memory: MemoryService | None
+    ) -> None:
+        self.settings = settings
+        self._manager = tokenizer_manager
+        self._engine = engine
+        self._memory = memory
+        self._start = asyncio.Lock()
+        self.sessions: SessionService | None = None
+        self._upkeep: asyncio.Task[None] | None = None
+        self._weights = 0
+        self._threads: Executor = ThreadPoolExecutor(_THREADS, thread_name_prefix="sgl-stateful sessions")
+
+    async def ready(self) -> SessionService:
+        """The sessions."""
+        if self.sessions is not None:
+            return self.sessions
+        async with self._start:
+            if self.sessions is None:
+                sessions = await self._make()
+                self._upkeep = asyncio.get_running_loop().create_task(
+                    sessions.run(every_s=self.settings.session_sweep_s), name="sgl-stateful sessions"
+                )
+                if self._memory is not None:
+                    self._memory.on_purge(sessions.purged)
+                self.sessions = sessions
+        return self.sessions
+
+    async def _make(self) -> SessionService:
+        settings, tokenizer = self.settings, self._manager.tokenizer
+        description = await self._engine.control("describe")
+        pool_tokens = int(description["pool_tokens"])
+        budget = pool_tokens // 2 if settings.session_budget_tokens is None else settings.session_budget_tokens
+        log: SessionLog = VolatileSessionLog()
+        salt: Callable[[str], str] = partial(Salts().of, epoch=0)
+        if self._memory is not None:
+            log, salt = await asyncio.to_thread(getattr, self._memory.store, "session_log"), self._memory.salt
+        digest = await asyncio.to_thread(tokenizer_digest, tokenizer)
+        model = json.dumps([description.get("model", description["fingerprint"]), digest])
+        return SessionService(
+            log=log,
+            engine=self._engine,
+            renderer=Renderer(tokenizer, vocab_size=self._manager.model_config.vocab_size),
+            salt=salt,
+            threads=self._threads,
+            metrics=process_session_metrics(settings.owner_classes()),
+            model=hashlib.blake2b(model.encode(), digest_size=16).hexdigest(),
+            budget=min(budget, pool_tokens),
+            quota=budget if settings.session_quota_tokens is None else settings.session_quota_tokens,
+            pool_tokens=pool_tokens,
+            max_tokens=min(int(self._manager.context_len), pool_tokens) - _ROOM_TOKENS,
+            versions=settings.session_versions,
+            queue=settings.session_queue,
+        )
+
+    async def weights_changed(self) -> None:
+        """Weights were updated in place, or may have been."""
+        self._weights += 1
+        if self.sessions is not None:
+            await self.sessions.weights_changed(f"+{self._weights}")
+
+    def close(self) -> None:
+        """Stop what runs in the background, and wait for the log."""
+        if self._upkeep is not None:
+            self._upkeep.cancel()
+        if self.sessions is not None:
+            self.sessions.close_all()
+        self._threads.shutdown(wait=True, cancel_futures=True)
