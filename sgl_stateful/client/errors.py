@@ -32,6 +32,7 @@ ClientError
     │   └── PinRefused        with its numbers
     ├── ServerFailed          500 and above
     │   ├── Unavailable       503
+    │   │   └── SessionNotSaved
     │   └── StoreFull         507
 """
 
@@ -275,6 +276,10 @@ class ServerFailed(Refused):
 
 class Unavailable(ServerFailed):
     """Not now: a store does not answer, or the server is starting or stopping."""
+
+
+class SessionNotSaved(Unavailable):
+    """A turn was answered, but could not be written down: look at the session before the next."""
 
 
 class StoreFull(ServerFailed):

@@ -134,6 +134,7 @@ class PurgeReceipt:
     owner: str
     at: float
     encodings: int
+    sessions: int = 0
     kv_remains: str | None = None
     raw: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 

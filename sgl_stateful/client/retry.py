@@ -6,8 +6,8 @@ what happened                  repeatable call     any other
 it was not sent (no connection)  again             again
 no answer, or half of one      again               never: it may have been done
 429                            again               again: it was refused before anything was done
-503                            again               where the server says when, except ``StoreUnreachable``: a write
-                                                   may have reached the store before the connection to it was lost
+503                            again               where the server says when, except ``StoreUnreachable`` and
+                                                   ``SessionNotSaved``: what was written may have reached the store
 502, 504                       again               never
 anything else                  never               never
 =============================  ==================  ==========================================================
@@ -23,6 +23,7 @@ from sgl_stateful.client.errors import ClientError, Refused, Unreachable
 
 _FIRST_WAIT_S = 0.2
 _LONGEST_WAIT_S = 8.0
+_MAY_BE_WRITTEN = {"", "StoreUnreachable", "SessionNotSaved"}  # without a type it is a proxy's
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ def may_repeat(error: ClientError, *, is_repeatable: bool) -> bool:
         case Refused(status=429):
             return True
         case Refused(status=503):
-            said_when = error.retry_after_s is not None and error.refusal.type not in {"", "StoreUnreachable"}
+            said_when = error.retry_after_s is not None and error.refusal.type not in _MAY_BE_WRITTEN
             return is_repeatable or said_when
         case Refused(status=502 | 504):
             return is_repeatable

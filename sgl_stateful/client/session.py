@@ -10,7 +10,14 @@ from typing import Any, Generic, Self, TypedDict, TypeVar, Unpack
 from sgl_stateful.client.answers import Answer, AnswerDecoder
 from sgl_stateful.client.call import Call, Steps, StreamCall, given, path, send
 from sgl_stateful.client.content import Messages, content, memory_of
-from sgl_stateful.client.errors import ClientError, OutcomeUnknown, SessionNotFound, SessionVersionConflict, Unreachable
+from sgl_stateful.client.errors import (
+    ClientError,
+    InvalidCall,
+    OutcomeUnknown,
+    SessionNotFound,
+    SessionVersionConflict,
+    Unreachable,
+)
 from sgl_stateful.client.operation import AsyncSide, Operation, Streaming, SyncSide
 from sgl_stateful.client.senders import AsyncSender, Sender
 from sgl_stateful.client.session_results import Appended, Queued, SessionInfo, of_session
@@ -83,6 +90,8 @@ class SessionOperations(Generic[H]):
     def _question(
         self, action: str, asked: dict[str, Any], memory: Mapping[str, Any] | None, **fields: Any
     ) -> Call[Answer]:
+        if (fields.get("sampling_params") or {}).get("n") not in (None, 1):
+            raise InvalidCall("n is not 1: ask once for each answer; any number of queries run at once")
         body = {"owner": self.owner, **asked, **given(memory=memory_of(memory, self.owner), **fields)}
         is_repeatable = action == "query" and not fields.get("stream")
         return Call("POST", self._at(action), Answer.of, body=body, is_repeatable=is_repeatable)
@@ -140,11 +149,9 @@ class SessionOperations(Generic[H]):
         *,
         text: str | None = None,
         input_ids: Sequence[int] | None = None,
-        if_version: int | None = None,
     ) -> Steps[Queued]:
         """``append`` without waiting for it; never sent again after a lost connection."""
-        asked = content(messages, text, input_ids)
-        body = {"owner": self.owner, "wait": False, **asked, **given(if_version=if_version)}
+        body = {"owner": self.owner, "wait": False, **content(messages, text, input_ids)}
         queued = yield from send(Call("POST", self._at("append"), Queued.of, body=body))
         self._saw(queued.session)
         return queued
