@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 from memstore.cli.output import Output, printable
 from sgl_stateful.session_table import cells_of, print_session, print_sessions, print_stats, screen
 from sgl_stateful.session_wire import (
-    FIRST_ROWS,
+    MOST_ROWS,
     BadAddress,
     Document,
     Refused,
@@ -99,7 +99,8 @@ def list_sessions(
         listing = server.sessions(owner, limit=limit)
     print_sessions(Output(as_json=as_json), listing.sessions)
     if listing.has_more and not as_json:
-        _tell("there are more: raise --limit")
+        is_all = owner is None and limit >= MOST_ROWS
+        _tell("there are more: pass --owner" if is_all else "there are more: raise --limit")
 
 
 @app.command("show")
@@ -176,7 +177,7 @@ def top(
     with closing(SessionServer(url, api_key)) as server:
 
         def look() -> tuple[Document, Sequence[Document]]:
-            stats = server.stats(sessions=FIRST_ROWS)
+            stats = server.stats(sessions=MOST_ROWS)
             rows = [row for row in sessions_of(stats, "rows") if owner in (None, row.get("owner"))]
             return stats, sorted(rows, key=cells_of, reverse=True)[:limit]
 

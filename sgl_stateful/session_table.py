@@ -27,7 +27,7 @@ COLUMNS = (
     "pin.reason",
 )
 _NUMBERS = ("pin.cells", "tokens", "version", "priority", "queue.waiting")
-_CELLS = ("pool", "budget", "pinned", "reserved", "evictable", "free")
+_CELLS = ("pool", "pinned", "evictable", "free", "budget", "quota", "admitted", "reserved")
 _OPERATIONS = ("append", "query", "turn", "rebuild")
 
 
@@ -78,7 +78,7 @@ def screen(stats: Document, sessions: Sequence[Document]) -> RenderableType:
 def headline(stats: Document) -> Iterator[str]:
     """Yield the counts of a server in a few lines; raises ``Refused`` where one is missing."""
     yield "cells     " + _pairs({name: number(stats, "cells", name) for name in _CELLS})
-    yield "pinned by " + _pairs(part(stats, "cells", "by_owner_class"))
+    yield "admitted  " + _pairs(part(stats, "cells", "by_owner_class"))
     waiting, dropped = (number(stats, "queue", name) for name in ("waiting", "dropped"))
     counts = {name: number(stats, "sessions", name) for name in ("open", "pinned", "lost", "unpinned")}
     yield f"sessions  {_pairs(counts)}   queue waiting {waiting}  dropped {dropped}"

@@ -10,7 +10,7 @@ import httpx
 
 Document: TypeAlias = dict[str, Any]
 
-FIRST_ROWS = 1000
+MOST_ROWS = 1000  # that the stats show
 _PAGE = 100
 # A pin may have to prefill the session first.
 _TIMEOUT = httpx.Timeout(600.0, connect=5.0)
@@ -76,8 +76,8 @@ class SessionServer:
     def sessions(self, owner: str | None, *, limit: int) -> Listing:
         """Up to ``limit`` sessions: of one owner, or of all."""
         if owner is None:
-            stats = self.stats(sessions=limit)
-            rows = sessions_of(stats, "rows")[:limit]
+            stats = self.stats(sessions=min(limit, MOST_ROWS))
+            rows = sessions_of(stats, "rows")
             return Listing(rows, number(stats, "sessions", "open") > len(rows))
         found: list[Document] = []
         after: Any = None
@@ -110,16 +110,13 @@ class SessionServer:
 
     def owner_of(self, session_id: str) -> str:
         """Whose session it is, by the stats."""
-        stats = self.stats(sessions=FIRST_ROWS)
-        rows, there_are = sessions_of(stats, "rows"), number(stats, "sessions", "open")
-        owners = [row.get("owner") for row in rows if row.get("id") == session_id]
-        if not owners and there_are > len(rows):
-            rows = sessions_of(self.stats(sessions=there_are), "rows")
-            owners = [row.get("owner") for row in rows if row.get("id") == session_id]
-        if owners and isinstance(owners[0], str):
-            return owners[0]
-        unseen = there_are - len(rows)
-        hint = f"; {unseen} more are not shown by the stats: pass --owner" if unseen > 0 else ""
+        stats = self.stats(sessions=MOST_ROWS)
+        rows = sessions_of(stats, "rows")
+        for row in rows:
+            if row.get("id") == session_id:
+                return str(part(row, "owner"))
+        unseen = number(stats, "sessions", "open") - len(rows)
+        hint = f"; {unseen} more are not in the stats: pass --owner" if unseen > 0 else ""
         raise Refused(f"there is no session {session_id} among {len(rows)}{hint}")
 
     def _ask(self, method: str, path: str, **content: Any) -> Document:

@@ -72,7 +72,7 @@ class SessionMetrics:
 
         self.cells = gauge("cells", "Token slots of the KV pool.", "state")
         self.cells_by_owner_class = gauge(
-            "cells_by_owner_class", "Pinned token slots by class of owner.", "owner_class"
+            "cells_by_owner_class", "Token slots admitted to sessions, by class of owner.", "owner_class"
         )
         self.open = gauge("open", "Sessions that are open.")
         self.admissions = counter("admissions", "Pins that were given.")
@@ -142,7 +142,7 @@ class SessionMetrics:
             self._counts["tokens", "prefilled"] += prefilled_tokens
 
     def set_cells(self, *, pinned: int, evictable: int, free: int, by_owner: Mapping[str, int]) -> None:
-        """Say how full the pool is, in cells; ``by_owner`` are the pinned ones."""
+        """Say how full the pool is, in cells; ``by_owner``: how many of the budget each owner has."""
         for state, cells in (("pinned", pinned), ("evictable", evictable), ("free", free)):
             self.cells.labels(state).set(cells)
         for owner_class, cells in self.by_class(by_owner).items():

@@ -24,11 +24,13 @@ STATS: dict[str, Any] = {
     "cells": {
         "pool": 6000,
         "budget": 3000,
+        "quota": 2000,
         "pinned": 1451,
+        "admitted": 1963,
         "reserved": 512,
         "evictable": 2210,
         "free": 1827,
-        "by_owner_class": {"farm-": 1400, "other": 51},
+        "by_owner_class": {"farm-": 1912, "other": 51},
     },
     "sessions": {"open": 3, "pinned": 2, "lost": 1, "unpinned": 0},
     "totals": {
@@ -147,6 +149,8 @@ class FarmServer:
             return Reply(401, {"error": "Unauthorized"})
         owner = asked.query.get("owner") or (asked.body or {}).get("owner")
         match [asked.method, *asked.path.split("/")[3:]]:
+            case ["GET", "stats"] if int(asked.query.get("sessions", 0)) > 1000:
+                return error(422, "BadSessionRequest", "sessions: Input should be less than or equal to 1000")
             case ["GET", "stats"]:
                 rows = list(self.sessions.values())[: int(asked.query.get("sessions", 0))]
                 return Reply(200, STATS | {"sessions": STATS["sessions"] | {"open": len(self.sessions)}, "rows": rows})
@@ -280,10 +284,15 @@ def test_show_looks_the_owner_up_unless_it_is_given(farm: FarmServer, sessions: 
     assert shown["parent"] == ""
 
 
-def test_the_owner_of_a_session_far_behind_is_found_too(farm: FarmServer, sessions: Callable[..., Run]) -> None:
+def test_more_sessions_than_the_stats_show(farm: FarmServer, sessions: Callable[..., Run]) -> None:
     farm.sessions |= {f"d{number:04}": session(f"d{number:04}", f"dov-{number}", 1) for number in range(1200)}
-    assert sessions("show", "d1199", "--json").json["owner"] == "dov-1199"
-    assert [asked.query for asked in farm.asked] == [{"sessions": "1000"}, {"sessions": "1203"}, {"owner": "dov-1199"}]
+    assert sessions("show", "d0996", "--json").json["owner"] == "dov-996"  # the last of the first thousand
+    run = sessions("show", "d0997")
+    assert run.code == 1
+    assert run.complaint == "there is no session d0997 among 1000; 203 more are not in the stats: pass --owner"
+    assert sessions("show", "d0997", "--owner", "dov-997", "--json").json["id"] == "d0997"
+    listed = sessions("list", "--limit", "5000")
+    assert (len(listed.rows), listed.stderr) == (1000, "sgl-stateful: there are more: pass --owner\n")
 
 
 def test_pin_and_unpin(farm: FarmServer, sessions: Callable[..., Run]) -> None:
@@ -416,8 +425,8 @@ def test_top_shows_counts_and_the_largest_first(farm: FarmServer, sessions: Call
     assert [row["id"] for row in run.rows] == ["bb02", "aa01", "cc03"]
     shown = " ".join(run.stdout.split())
     for part in (
-        "pool 6000 budget 3000 pinned 1451 reserved 512 evictable 2210 free 1827",
-        "farm- 1400 other 51",
+        "pool 6000 pinned 1451 evictable 2210 free 1827 budget 3000 quota 2000 admitted 1963 reserved 512",
+        "farm- 1912 other 51",
         "open 3 pinned 2 lost 1 unpinned 0",
         "waiting 5 dropped 12",
         "admissions 8 demotions 6",
