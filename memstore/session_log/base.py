@@ -115,7 +115,9 @@ class SessionLog(Protocol):
     """Keeps sessions. Thread-safe; what has returned is as durable as a fact that was added to the same store.
 
     Every method raises the ``StoreError`` tree where the store fails; then nothing of the call was done, unless it is
-    ``StoreUnreachable``, after which that is unknown.
+    ``StoreUnreachable``, after which that is unknown. To make the same call again, with ``used_at`` and all, does
+    nothing again and succeeds. What is read is what was written, or raises ``StoreDamaged``; what is damaged can be
+    removed. ``used_at`` never goes back, whoever sets it.
     """
 
     def create(self, header: SessionHeader, entry: LogEntry) -> None:
@@ -136,7 +138,8 @@ class SessionLog(Protocol):
         SessionGone
             There is no such session of that owner.
         SessionMoved
-            Its last version is not ``entry.version - 1``: another process has added to it.
+            Its last version is not ``entry.version - 1``, or the log has no ``entry.base``: another process has added
+            to it, or compacted it.
         """
         ...
 
@@ -174,6 +177,10 @@ class SessionLog(Protocol):
         StoreDamaged
             What is stored is not what was written; each entry carries a checksum.
         """
+        ...
+
+    def count(self, owner: OwnerId) -> int:
+        """How many sessions an owner has."""
         ...
 
     def delete(self, owner: OwnerId, session_id: SessionId) -> bool:

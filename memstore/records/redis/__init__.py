@@ -12,6 +12,9 @@ Keys
 `{p}:owners`                zset    every owner that has a fact, all with score 0
 `{p}:ids`                   hash    id -> encoded owner, of every fact that has a record
 `{p}:request:{uuid}`        string  what a write did, without text, for a minute: a repeated write does nothing again
+`{p}:sessions`              zset    every session of `memstore.session_log`, its id in hex, all with score 0
+`{p}:session:{hex}`         hash    `owner` (encoded), sealed `header` and `used`, `first` and `last` version in the log
+`{p}:session-log:{hex}`     hash    version -> sealed entry, with the tokens
 `{o}:head`                  hash    `epoch`, `position` of the last change; survives a purge
 `{o}:changes`               stream  the owner's part of the feed
 `{o}:records`               hash    id -> sealed record (see `memstore.records.codec`): the truth that the rest follows
@@ -25,6 +28,7 @@ Keys
 `{o}:vectors:{digest}`      hash    seq -> `version:sha1("seq:version:rows"):rows`, of current facts, in their version
 `{o}:idempotency`           hash    key -> `digest at id id ...`
 `{o}:damaged`               hash    id -> record that a check has set aside
+`{o}:sessions`              zset    the owner's sessions, their ids in hex, all with score 0
 ==========================  ======  ===================================================================================
 
 Every change is one Lua script, which decides before it writes. Records pass through as they are.

@@ -29,6 +29,9 @@ _STORE_KEYS = {
     "seq": "string",
     "position": "string",
     "feed": "stream",
+    "sessions": "zset",
+    "session": "hash",
+    "session-log": "hash",
 }
 
 

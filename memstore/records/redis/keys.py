@@ -26,6 +26,7 @@ OWNER_KEYS: dict[str, str] = {
     "history": "hash",
     "idempotency": "hash",
     "damaged": "hash",
+    "sessions": "zset",
 }
 """Name after the owner's prefix, and type; `vectors:{digest}` comes on top."""
 
@@ -38,10 +39,15 @@ class Keys:
         self.meta, self.embedders = f"{prefix}:meta", f"{prefix}:embedders"
         self.seq, self.position = f"{prefix}:seq", f"{prefix}:position"
         self.feed, self.owners, self.ids = f"{prefix}:feed", f"{prefix}:owners", f"{prefix}:ids"
+        self.sessions = f"{prefix}:sessions"
 
     def of(self, owner: OwnerId) -> str:
         """Return what the names of all keys of `owner` start with."""
         return f"{self.root}o:{encode_owner(owner)}:"
+
+    def session(self, session_id: str) -> str:
+        """Return the key of what holds for a session as a whole."""
+        return f"{self.root}session:{encode_session(session_id)}"
 
     def vectors(self, owner: OwnerId, embedder: str) -> str:
         """Return the key of the vectors that `embedder` made for `owner`."""
@@ -51,6 +57,11 @@ class Keys:
 def encode_owner(owner: str) -> str:
     """Return `owner` in an alphabet without `:` and without wildcards, so that no name is a part of another."""
     return base64.urlsafe_b64encode(owner.encode()).rstrip(b"=").decode()
+
+
+def encode_session(session_id: str) -> str:
+    """Return a session's id in hex, which sorts as the ids do."""
+    return session_id.encode().hex()
 
 
 def decode_owner(encoded: bytes | str) -> OwnerId:
