@@ -84,6 +84,8 @@ class PurgeReceipt(NamedTuple):
     kv_remains: str | None = None
     """Why the KV cache was not cleared, where that failed."""
 
+    sessions: int = 0
+
 
 class Inserted(NamedTuple):
     """What became of one fact that was to be added."""

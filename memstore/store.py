@@ -17,6 +17,8 @@ from memstore.location import open_records
 from memstore.records.base import OwnerStats, RecordStore
 from memstore.search.searcher import Searcher
 from memstore.search.views import SearchMode
+from memstore.session_log import SessionLog
+from memstore.session_log.lazy import LazySessionLog
 from memstore.settings import MemStoreSettings
 from memstore.types import Addition, Change, Fact, FactId, FactState, NewFact, OwnerId, SearchHit
 from memstore.validation import possible_ids, validate_count, validate_owner, validate_query, validate_stream
@@ -68,6 +70,7 @@ class MemStore:
         self.blobs = blobs
         self._clock = clock
         self.records: RecordStore = open_records(location, self.settings, clock=clock)
+        self._sessions = LazySessionLog(location, self.settings)
         try:
             self.embedder: Embedder = embedder or embedder_of(self.settings)
             self._lifecycle = Lifecycle(
@@ -213,14 +216,16 @@ class MemStore:
         return sum(map(self._lifecycle.expire, due))
 
     def purge(self, owner: str) -> PurgeReceipt:
-        """Remove everything of an owner: records, history, vectors, KV, the entries of the feed.
+        """Remove everything of an owner: sessions, records, history, vectors, KV, the entries of the feed.
 
         The owner's next epoch begins, so that nothing that was derived before is reachable.
         """
         owner_id = validate_owner(owner)
+        # First: who is told of the purge by the feed finds none of them.
+        sessions = self._sessions.purge(owner_id)
         receipt = self._lifecycle.purge(owner_id)
         self._searcher.drop(owner_id)
-        return receipt
+        return receipt._replace(sessions=sessions)
 
     # ---- reading ----
 
@@ -345,6 +350,11 @@ class MemStore:
         """Make the vectors of facts anew that are missing or damaged."""
         self._lifecycle.reembed(validate_owner(owner), facts)
 
+    @property
+    def session_log(self) -> SessionLog:
+        """The sessions kept beside the facts; opened by whoever needs it first, and closed with the store."""
+        return self._sessions.get()
+
     def index_bytes(self) -> int:
         """Return the memory that what is searched of the owners in use takes."""
         return self._searcher.nbytes
@@ -352,6 +362,7 @@ class MemStore:
     def close(self) -> None:
         """Release files and connections; may be called twice."""
         self._searcher.close()
+        self._sessions.close()
         self.records.close()
 
     def __enter__(self) -> Self:

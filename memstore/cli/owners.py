@@ -43,13 +43,16 @@ def purge(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     dry_run: DryRunOption = False,
 ) -> None:
-    """Remove everything of an owner: facts, history, vectors, KV, and the entries of the change feed.
+    """Remove everything of an owner: facts, history, vectors, KV, sessions, and the entries of the change feed.
 
     Asks for the owner's name first. Without a terminal, or where the name is another one, nothing is removed.
     """
     name = validate_owner(owner)
-    counts = _counts(session, name)
-    size = f"{counts['current']} facts, {counts['superseded']} superseded ones, {counts['history']} former versions"
+    counts = _counts(session, name, sessions=session.count_sessions(name))
+    size = (
+        f"{counts['current']} facts, {counts['superseded']} superseded ones, {counts['history']} former versions, "
+        f"{counts['sessions']} sessions"
+    )
     if dry_run:
         session.out.say({"purged": False, "owner": name, **counts}, f"would remove {size} and all KV of {name}")
         return
@@ -59,15 +62,15 @@ def purge(
     gone = receipt.records
     sentence = (
         f"removed {gone.facts} facts, {gone.history} former versions, {gone.vectors} vectors, {gone.changes} entries "
-        f"of the feed and {receipt.encodings} KV encodings of {name}"
+        f"of the feed, {receipt.encodings} KV encodings and {receipt.sessions} sessions of {name}"
     )
     session.out.say({"purged": True, **plain(receipt)}, sentence)
     if gone.remains is not None and not session.out.as_json:
         session.out.note(f"the text may still be in {gone.remains}")
 
 
-def _counts(session: Session, owner: OwnerId) -> dict[str, int]:
-    counts: dict[str, int] = plain(session.records.stats(owner))
+def _counts(session: Session, owner: OwnerId, **more: int) -> dict[str, int]:
+    counts: dict[str, int] = {**plain(session.records.stats(owner)), **more}
     if not any(counts.values()):
         raise no_such_owner(owner)
     return counts

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,8 +18,10 @@ from memstore.kv.blobs import KVBlobs
 from memstore.location import directory_of, open_records
 from memstore.records.base import RecordStore
 from memstore.records.sqlite import FILE_NAME
+from memstore.session_log import may_have_sessions, open_session_log
 from memstore.settings import MemStoreSettings
 from memstore.store import MemStore, embedder_of
+from memstore.types import OwnerId
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,13 @@ class Session:
         records = open_records(self.location, self.settings)
         self._stack.callback(records.close)
         return records
+
+    def count_sessions(self, owner: OwnerId) -> int:
+        """How many sessions of an owner the store keeps; begins no token log."""
+        if not may_have_sessions(self.location):
+            return 0
+        with closing(open_session_log(self.location, self.settings)) as log:
+            return log.count(owner)
 
     @cached_property
     def kv_path(self) -> Path | None:

@@ -87,6 +87,7 @@ def receipt_json(receipt: PurgeReceipt) -> dict[str, Any]:
         **receipt.records._asdict(),
         "encodings": receipt.encodings,
         "kv_remains": receipt.kv_remains,
+        "sessions": receipt.sessions,
     }
 
 
