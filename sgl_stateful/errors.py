@@ -141,14 +141,15 @@ class PinNumbers:
 
 
 class PinRefused(SessionError):
-    """The pin does not fit into the budget of all sessions, or into the owner's quota (``is_of_owner``)."""
+    """The pin does not fit into the budget of all sessions, or if it does, into the owner's quota (``is_of_owner``)."""
 
     status_code = 429
     retry_after_s = 2
 
     def __init__(self, numbers: PinNumbers) -> None:
         self.numbers = numbers
-        self.is_of_owner = numbers.owner_pinned + numbers.needed > numbers.quota
+        fits_budget = numbers.pinned + numbers.needed <= numbers.budget
+        self.is_of_owner = fits_budget and numbers.owner_pinned + numbers.needed > numbers.quota
         have, may = (numbers.owner_pinned, numbers.quota) if self.is_of_owner else (numbers.pinned, numbers.budget)
         super().__init__(
             f"{numbers.needed} more cells do not fit: {have} of {may} are pinned"
