@@ -344,7 +344,7 @@ class SessionService:
             try:
                 await self._keeper.load_all()
                 await self.sweep()
-                if time.monotonic() - gauged >= _GAUGES_EVERY_S and len(self.table):
+                if time.monotonic() - gauged >= _GAUGES_EVERY_S:
                     gauged = time.monotonic()
                     await self._gauge()
             except (MemStoreError, RuntimeError) as error:

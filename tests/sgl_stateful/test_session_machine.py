@@ -1,6 +1,7 @@
 """Any order of what can happen to sessions, against a model of lists."""
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import hypothesis.strategies as st
 from hypothesis import settings
@@ -12,7 +13,6 @@ from sgl_stateful.errors import (
     PinRefused,
     SessionClosed,
     SessionExpired,
-    SessionNotFound,
     SessionTooLong,
     SessionVersionConflict,
 )
@@ -47,13 +47,11 @@ class Known:
     claimed: int = 0  # by a turn that is running
     uses: int = 0
     end: str | None = None
-    pending: list[Parts] = field(default_factory=list)
 
     def is_over(self, now: float) -> bool:
         if self.max_age_s is not None and now >= self.created_at + self.max_age_s:
             return True
-        busy = self.uses > 0 or bool(self.pending)
-        return self.ttl_s is not None and not busy and now >= self.used_at + self.ttl_s
+        return self.ttl_s is not None and not self.uses and now >= self.used_at + self.ttl_s
 
 
 def windowed(known: Known, new: Parts) -> Parts | None:
@@ -84,28 +82,18 @@ class Sessions(RuleBasedStateMachine):
 
     # ---- the model's own arithmetic ----
 
-    def cells(
-        self, name: str | None = None, contents: list[Parts] | None = None, claimed: int = 0
-    ) -> tuple[int, dict[str, int]]:
+    def cells(self, name: str = "", contents: Sequence[Parts] = (), claimed: int = 0) -> tuple[int, dict[str, int]]:
         """Cells in all and by owner; with ``name`` holding ``contents`` instead of what it has."""
-        claims: list[tuple[str, list[Parts], int]] = []
+        claims: list[tuple[str, Sequence[Parts], int]] = []
         for other, known in self.known.items():
-            if known.end is not None:
-                continue
             if other == name:
-                claims.append((known.owner, contents or [], max(known.reserve, claimed)))
-            elif known.is_pinned or known.pending:
-                held = ([known.content] if known.is_pinned else []) + self.claimed_pending(known)
-                if held:
-                    claims.append((known.owner, held, max(known.reserve, known.claimed)))
+                claims.append((known.owner, contents, max(known.reserve, claimed)))
+            elif known.end is None and known.is_pinned:
+                claims.append((known.owner, [known.content], max(known.reserve, known.claimed)))
         return self.total(claims), {o: self.total([c for c in claims if c[0] == o]) for o in ("ana", "bo")}
 
     @staticmethod
-    def claimed_pending(known: Known) -> list[Parts]:
-        return known.pending
-
-    @staticmethod
-    def total(claims: list[tuple[str, list[Parts], int]]) -> int:
+    def total(claims: list[tuple[str, Sequence[Parts], int]]) -> int:
         spare, paths = 0, []
         for owner, contents, reserve in claims:
             own = cells_of([(owner, content, 0) for content in contents])
@@ -122,14 +110,15 @@ class Sessions(RuleBasedStateMachine):
         known = self.known[name]
         try:
             session = self.table.get(name, owner=known.owner)
-        except SessionNotFound as error:
-            expected = {"closed": SessionClosed, "expired": SessionExpired, None: SessionExpired}[known.end]
-            assert type(error) is expected
-            assert known.end is not None or known.is_over(self.clock.now)
-            return None
-        assert known.end is None
-        assert not known.is_over(self.clock.now)
-        return session
+        except (SessionClosed, SessionExpired) as error:
+            has_expired = isinstance(error, SessionExpired)
+        else:
+            assert known.end is None
+            assert not known.is_over(self.clock.now)
+            return session
+        assert has_expired == (known.end != "closed")
+        assert known.end is not None or known.is_over(self.clock.now)
+        return None
 
     # ---- opening ----
 
@@ -183,7 +172,7 @@ class Sessions(RuleBasedStateMachine):
             known.end = "never opened"
         return name
 
-    def add(self, name: str, content: Parts, prefix: int, plan) -> None:
+    def add(self, name: str, content: Parts, prefix: int, plan: Callable[[], Change]) -> None:
         """Plan and commit ``content``, which the model says is refused or not."""
         known = self.known[name]
         change = self.planned(name, content, plan)
@@ -192,7 +181,7 @@ class Sessions(RuleBasedStateMachine):
         self.settle(name, change, content)
         known.prefix = prefix
 
-    def planned(self, name: str, content: Parts, plan) -> Change | None:
+    def planned(self, name: str, content: Parts, plan: Callable[[], Change]) -> Change | None:
         known = self.known[name]
         held = [known.content] if known.is_pinned and known.version else []
         fits = not known.wants_pin or self.fits(name, [*held, content])
@@ -202,14 +191,16 @@ class Sessions(RuleBasedStateMachine):
             assert sum(map(len, content)) > LONGEST
             return None
         except PinRefused as refused:
-            assert not fits
-            assert not known.demotes
-            assert refused.numbers.pinned == self.cells()[0]
-            return None
-        assert fits or known.demotes
-        assert sum(map(len, content)) <= LONGEST
-        assert (change.demoted is None) == (fits or not known.wants_pin)
-        return change
+            pinned = refused.numbers.pinned
+        else:
+            assert fits or known.demotes
+            assert sum(map(len, content)) <= LONGEST
+            assert (change.demoted is None) == (fits or not known.wants_pin)
+            return change
+        assert not fits
+        assert not known.demotes
+        assert pinned == self.cells()[0]
+        return None
 
     def settle(self, name: str, change: Change, content: Parts) -> None:
         known = self.known[name]
