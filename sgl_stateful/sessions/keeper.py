@@ -16,7 +16,7 @@ from functools import partial
 from typing import Literal, NamedTuple, TypeVar
 
 from memstore import OwnerId, SessionGone, SessionMoved, StoreDamaged
-from memstore.session_log import SessionId, SessionLog
+from memstore.session_log import LogEntry, SessionId, SessionLog
 from sgl_stateful.engine_port import EnginePort
 from sgl_stateful.errors import (
     PinRefused,
@@ -26,6 +26,7 @@ from sgl_stateful.errors import (
     SessionVersionConflict,
 )
 
+from .chain import segments
 from .hold import Hold
 from .metrics import SessionMetrics
 from .pins import EnginePins
@@ -276,6 +277,19 @@ class SessionKeeper:
         except BaseException:
             self._touched = touched | self._touched
             raise
+
+    async def compact(self) -> None:
+        """Write the content of sessions with a long log as one entry; versions before it end with this process."""
+        for session in self.table.sessions():
+            if session.logged <= 2 * self.table.versions or self.is_changing(session):
+                continue
+            with suppress(SessionNotFound):
+                async with self.alone(session):
+                    entry = LogEntry(session.version, 0, 0, tuple(segments(session.head)))
+                    header = session.header
+                    with suppress(SessionGone, SessionMoved):
+                        await self.in_thread(self.log.compact, header.owner, header.id, entry)
+                    session.logged = 1
 
     async def purged(self, owner: str) -> int:
         """End every session of an owner whose everything was removed; returns how many."""

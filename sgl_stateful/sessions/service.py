@@ -212,6 +212,10 @@ class SessionService:
             waiting = self._queues.put(session, part)
         return session, waiting
 
+    async def settled(self, session: Session) -> None:
+        """See ``AppendQueues.settled``."""
+        await self._queues.settled(session)
+
     async def rewind(self, session_id: str, owner: str, version: int, *, if_version: int | None = None) -> Session:
         """Go back to what the session held at an earlier version; that makes a new version.
 
@@ -359,6 +363,7 @@ class SessionService:
             await self._keeper.end(session, "expired")
         await self._keeper.delete_ended()
         await self._keeper.write_touches()
+        await self._keeper.compact()
         return len(expired)
 
     def close_all(self) -> None:

@@ -39,6 +39,8 @@ class Session:
         Whether a change is planned and neither committed nor abandoned.
     waiting
         Appends that wait or are under way.
+    logged
+        Entries of the log.
     """
 
     header: SessionHeader
@@ -52,6 +54,7 @@ class Session:
     turning: bool = False
     changing: bool = False
     waiting: int = 0
+    logged: int = 0
     queue_dropped: int = 0
     dropped_messages: int = 0
     dropped_tokens: int = 0

@@ -55,7 +55,7 @@ class SessionTable:
     def __init__(self, *, ledger: Ledger, max_tokens: int, versions: int, clock: Callable[[], float]) -> None:
         self.ledger = ledger
         self.max_tokens = max_tokens
-        self._versions = versions
+        self.versions = versions
         self._clock = clock
         self._sessions: dict[SessionId, Session] = {}
         self._ended: OrderedDict[SessionId, tuple[str, Literal["closed", "expired"]]] = OrderedDict()
@@ -126,9 +126,9 @@ class SessionTable:
             base = first(versions[entry.base], entry.keep) if entry.base else None
             versions[entry.version] = extend(base, entry.segments, owner=header.owner)
         last = entries[-1].version
-        while len(versions) > self._versions:
+        while len(versions) > self.versions:
             versions.popitem(last=False)
-        session = Session(header, last, versions[last], versions, lost="restarted")
+        session = Session(header, last, versions[last], versions, lost="restarted", logged=len(entries))
         if header.is_pinned:
             self.pin(session, demote=True)
         self._sessions[header.id] = session
@@ -207,9 +207,10 @@ class SessionTable:
         is_new = session.version == 0
         session.version, session.head = change.entry.version, change.head
         session.versions[session.version] = change.head
-        while len(session.versions) > self._versions:
+        while len(session.versions) > self.versions:
             session.versions.popitem(last=False)
         session.demoted = change.demoted
+        session.logged += 1
         session.dropped_messages += change.dropped_messages
         session.dropped_tokens += change.dropped_tokens
         self.settle(session)

@@ -1,0 +1,567 @@
+import asyncio
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from pinning_engine import POOL_TOKENS, PinningEngine
+from prometheus_client import CollectorRegistry
+from session_values import ANA, BO, Clock
+from words import ByteTokenizer
+
+from memstore import OwnerId, StoreUnreachable
+from memstore.session_log import LogEntry, SessionHeader, SessionId, VolatileSessionLog
+from sgl_stateful.errors import (
+    AppendQueueFull,
+    BadSessionRequest,
+    PinRefused,
+    SessionClosed,
+    SessionExpired,
+    SessionNotFound,
+    SessionNotSaved,
+    SessionOfAnotherModel,
+    SessionTooLong,
+    SessionVersionConflict,
+    TurnInProgress,
+)
+from sgl_stateful.sessions.content import Content, Renderer
+from sgl_stateful.sessions.metrics import SessionMetrics
+from sgl_stateful.sessions.service import Options, SessionService
+from sgl_stateful.sessions.session import Session
+from sgl_stateful.sessions.use import Answer, Use
+
+pytestmark = pytest.mark.anyio
+
+PLAIN = Options(ttl_s=None)
+
+
+class FailingLog(VolatileSessionLog):
+    """Cannot be written as long as it is told so."""
+
+    is_down = False
+
+    def create(self, header: SessionHeader, entry: LogEntry) -> None:
+        self._check()
+        super().create(header, entry)
+
+    def append(self, owner: OwnerId, session_id: SessionId, entry: LogEntry, *, used_at: float) -> None:
+        self._check()
+        super().append(owner, session_id, entry, used_at=used_at)
+
+    def delete(self, owner: OwnerId, session_id: SessionId) -> bool:
+        self._check()
+        return super().delete(owner, session_id)
+
+    def _check(self) -> None:
+        if self.is_down:
+            raise StoreUnreachable("the store does not answer")
+
+
+@pytest.fixture
+def engine() -> PinningEngine:
+    return PinningEngine()
+
+
+@pytest.fixture
+def log() -> FailingLog:
+    return FailingLog()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def make(engine: PinningEngine, log: FailingLog, clock: Clock) -> Iterator[Callable[..., SessionService]]:
+    with ThreadPoolExecutor(2) as threads:
+
+        def make_service(**more: Any) -> SessionService:
+            values: dict[str, Any] = {
+                "log": log,
+                "engine": engine,
+                "renderer": Renderer(ByteTokenizer(), vocab_size=300),
+                "salt": lambda owner: f"salt of {owner}",
+                "threads": threads,
+                "metrics": SessionMetrics(CollectorRegistry()),
+                "model": "model",
+                "budget": 1000,
+                "quota": 1000,
+                "pool_tokens": POOL_TOKENS,
+                "max_tokens": 2000,
+                "versions": 100,
+                "queue": 4,
+                "clock": clock,
+            }
+            return SessionService(**(values | more))
+
+        yield make_service
+
+
+@pytest.fixture
+def sessions(make: Callable[..., SessionService]) -> SessionService:
+    return make()
+
+
+def text(value: str) -> Content:
+    return Content(text=value)
+
+
+def shown(session: Session) -> str:
+    return ByteTokenizer().decode(session.token_ids())
+
+
+async def asked(sessions: SessionService, use: Use, question: str, engine: PinningEngine, answer: str) -> Any:
+    """Answer a use as the engine would: the prompt's KV is cached, and pinned as the hold says."""
+    ids = ByteTokenizer().encode(question, add_special_tokens=False)
+    sessions.answering.admit(use, ids, len(answer))
+    prompt = (*use.token_ids, *ids)
+    out = ByteTokenizer().encode(answer, add_special_tokens=False)
+    cached = engine.answer((*prompt, *out), use.salt)
+    report = {"session": engine.held((*prompt, *out), use.hold)}
+    return await sessions.answering.end(
+        use, Answer(out, answer, None, False, len(prompt), min(cached, len(prompt)), report)
+    )
+
+
+# ---- appends ----
+
+
+async def test_an_append_prefills_what_is_new_and_pins_all(sessions: SessionService, engine: PinningEngine) -> None:
+    session = await sessions.create(ANA, text("0123456789"), PLAIN)
+    assert (session.version, shown(session)) == (1, "0123456789")
+    made = await sessions.append(session.header.id, ANA, text("abc"))
+    assert (made.change.entry.version, made.prefilled_tokens, made.cached_tokens) == (
+        2,
+        3,
+        11,
+    )  # with what begins a text
+    assert engine.pins == {session.header.id: tuple(session.token_ids())}
+    assert shown(session) == "0123456789abc"
+
+
+async def test_appends_at_once_are_ordered_as_they_came(sessions: SessionService) -> None:
+    session = await sessions.create(ANA, None, PLAIN)
+    made = await asyncio.gather(*(sessions.append(session.header.id, ANA, text(letter)) for letter in "abcd"))
+    assert [one.change.entry.version for one in made] == [2, 3, 4, 5]
+    assert shown(session) == "abcd"
+
+
+async def test_an_engine_that_fails_leaves_the_session_as_it_was(
+    sessions: SessionService, engine: PinningEngine
+) -> None:
+    session = await sessions.create(ANA, text("one"), PLAIN)
+    before = (session.version, shown(session), sessions.table.ledger.pinned)
+    engine.failing = 1
+    with pytest.raises(RuntimeError):
+        await sessions.append(session.header.id, ANA, text("two"))
+    assert (session.version, shown(session), sessions.table.ledger.pinned) == before
+    await sessions.append(session.header.id, ANA, text("two"))
+    assert shown(session) == "onetwo"
+
+
+async def test_a_log_that_fails_leaves_the_session_as_it_was(
+    sessions: SessionService, engine: PinningEngine, log: FailingLog
+) -> None:
+    session = await sessions.create(ANA, text("one"), PLAIN)
+    before = (session.version, shown(session), sessions.table.ledger.pinned)
+    log.is_down = True
+    with pytest.raises(StoreUnreachable):
+        await sessions.append(session.header.id, ANA, text("two"))
+    with pytest.raises(StoreUnreachable):
+        await sessions.create(ANA, text("another"), PLAIN)
+    assert (session.version, shown(session), sessions.table.ledger.pinned) == before
+    assert len(sessions.table) == 1
+    log.is_down = False
+    await sessions.append(session.header.id, ANA, text("three"))
+    assert engine.pins[session.header.id] == tuple(session.token_ids())
+    assert shown(session) == "onethree"
+
+
+async def test_a_caller_who_goes_away_leaves_the_session_as_it_was(
+    sessions: SessionService, engine: PinningEngine
+) -> None:
+    session = await sessions.create(ANA, text("one"), PLAIN)
+    engine.gate = asyncio.Event()
+    task = asyncio.create_task(sessions.append(session.header.id, ANA, text("two")))
+    await engine.at_gate.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    engine.gate = None
+    assert (session.version, session.waiting, sessions.table.ledger.pinned) == (1, 0, 4)
+    await sessions.append(session.header.id, ANA, text("three"))
+    assert shown(session) == "onethree"
+
+
+async def test_a_guard_is_checked_when_its_turn_comes(sessions: SessionService) -> None:
+    session = await sessions.create(ANA, text("a"), PLAIN)
+    results = await asyncio.gather(
+        sessions.append(session.header.id, ANA, text("b"), if_version=1),
+        sessions.append(session.header.id, ANA, text("c"), if_version=1),
+        return_exceptions=True,
+    )
+    assert isinstance(results[1], SessionVersionConflict)
+    assert (session.version, shown(session)) == (2, "ab")
+
+
+async def test_too_many_appends_at_once_are_refused(sessions: SessionService, engine: PinningEngine) -> None:
+    session = await sessions.create(ANA, text("a"), PLAIN)
+    engine.gate = asyncio.Event()
+    tasks = [asyncio.create_task(sessions.append(session.header.id, ANA, text("x"))) for _ in range(4)]
+    await engine.at_gate.wait()
+    with pytest.raises(AppendQueueFull):
+        await sessions.append(session.header.id, ANA, text("y"))
+    engine.gate.set()
+    await asyncio.gather(*tasks)
+    assert (shown(session), session.waiting) == ("axxxx", 0)
+
+
+async def test_a_refused_append_says_so_and_a_demoted_one_goes_on(
+    make: Callable[..., SessionService], engine: PinningEngine
+) -> None:
+    sessions = make(budget=20, quota=20)
+    session = await sessions.create(ANA, text("0123456789"), PLAIN)
+    with pytest.raises(PinRefused) as refused:
+        await sessions.append(session.header.id, ANA, text("x" * 10))
+    assert (refused.value.numbers.needed, refused.value.numbers.pinned) == (10, 11)
+    assert (session.version, engine.pins[session.header.id]) == (1, tuple(session.token_ids()))
+    other = await sessions.create(BO, text("01234567"), replace(PLAIN, on_full="demote"))
+    await sessions.append(other.header.id, BO, text("x" * 5))
+    assert (other.pin_state, other.version, other.header.id in engine.pins) == ("unpinned", 2, False)
+    assert sessions.metrics.totals()["demotions"] == 1
+    assert sessions.metrics.totals()["refusals"]["budget"] == 1
+
+
+@pytest.mark.parametrize("content", [{}, {"text": "a", "input_ids": (1,)}])
+def test_content_is_exactly_one_thing(content: dict[str, Any]) -> None:
+    with pytest.raises(BadSessionRequest, match="one of text, messages and input_ids"):
+        Content(**content)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        Content(text=""),
+        Content(input_ids=()),
+        Content(messages=()),
+        Content(input_ids=(300,)),
+        Content(input_ids=(-1,)),
+    ],
+)
+async def test_what_has_no_tokens_or_wrong_ones_is_refused(sessions: SessionService, fields: dict[str, Any]) -> None:
+    session = await sessions.create(ANA, text("a"), PLAIN)
+    with pytest.raises(BadSessionRequest):
+        await sessions.append(session.header.id, ANA, Content(**fields))
+    assert session.version == 1
+
+
+# ---- data that is only accepted ----
+
+
+async def test_accepted_data_is_added_several_pieces_at_once(sessions: SessionService, engine: PinningEngine) -> None:
+    session = await sessions.create(ANA, text("a"), PLAIN)
+    engine.gate = asyncio.Event()
+    await sessions.queue(session.header.id, ANA, text("b"))
+    await engine.at_gate.wait()
+    for letter in "cde":
+        await sessions.queue(session.header.id, ANA, text(letter))
+    assert session.waiting == 4
+    with pytest.raises(AppendQueueFull):
+        await sessions.queue(session.header.id, ANA, text("f"))
+    engine.gate.set()
+    await sessions.settled(session)
+    assert (shown(session), session.version, session.waiting) == ("abcde", 3, 0)
+
+
+async def test_with_a_window_the_oldest_piece_that_waits_gives_way(
+    sessions: SessionService, engine: PinningEngine
+) -> None:
+    session = await sessions.create(ANA, text("a"), replace(PLAIN, window_tokens=100))
+    engine.gate = asyncio.Event()
+    await sessions.queue(session.header.id, ANA, text("b"))
+    await engine.at_gate.wait()
+    for letter in "cdefgh":
+        await sessions.queue(session.header.id, ANA, text(letter))
+    engine.gate.set()
+    await sessions.settled(session)
+    assert (shown(session), session.queue_dropped, session.waiting) == ("abefgh", 2, 0)
+
+
+async def test_accepted_data_that_cannot_be_added_is_counted(sessions: SessionService, engine: PinningEngine) -> None:
+    session = await sessions.create(ANA, text("a"), PLAIN)
+    engine.failing = 1
+    await sessions.queue(session.header.id, ANA, text("b"))
+    await sessions.settled(session)
+    assert (shown(session), session.queue_dropped, session.waiting) == ("a", 1, 0)
+
+
+# ---- queries and turns ----
+
+
+async def test_a_query_is_answered_on_the_version_at_which_it_began(
+    sessions: SessionService, engine: PinningEngine
+) -> None:
+    session = await sessions.create(ANA, text("abc"), PLAIN)
+    use = await sessions.answering.begin(session.header.id, ANA, "query")
+    await sessions.append(session.header.id, ANA, text("def"))
+    said = await asked(sessions, use, "?", engine, "!")
+    assert (said["data_version"], said["version"], use.hold.tokens) == (1, None, 4)
+    assert (session.version, shown(session), session.uses) == (2, "abcdef", 0)
+
+
+async def test_a_turn_becomes_part_of_the_session(
+    sessions: SessionService, engine: PinningEngine, log: FailingLog
+) -> None:
+    session = await sessions.create(ANA, text("abc"), PLAIN)
+    use = await sessions.answering.begin(session.header.id, ANA, "turn")
+    said = await asked(sessions, use, "?", engine, "yes")
+    assert (said["data_version"], said["version"], shown(session)) == (1, 2, "abc?yes")
+    assert len(log.entries(OwnerId(ANA), session.header.id)) == 2
+    assert sessions.table.ledger.pinned == session.num_tokens
+    assert not session.turning
+
+
+async def test_two_turns_at_once(sessions: SessionService, engine: PinningEngine) -> None:
+    session = await sessions.create(ANA, text("abc"), PLAIN)
+    use = await sessions.answering.begin(session.header.id, ANA, "turn")
+    with pytest.raises(TurnInProgress):
+        await sessions.answering.begin(session.header.id, ANA, "turn")
+    appending = asyncio.create_task(sessions.append(session.header.id, ANA, text("later")))
+    await asked(sessions, use, "?", engine, "yes")
+    await appending
+    assert shown(session) == "abc?yeslater"
+
+
+async def test_an_answer_that_was_cut_off_does_not_count(sessions: SessionService) -> None:
+    session = await sessions.create(ANA, text("abc"), PLAIN)
+    use = await sessions.answering.begin(session.header.id, ANA, "turn")
+    sessions.answering.admit(use, [1], 10)
+    said = await sessions.answering.end(use, Answer([5], "x", None, True, 5, 4, None))
+    assert (said["version"], session.version, sessions.table.ledger.pinned) == (None, 1, 4)
+    use = await sessions.answering.begin(session.header.id, ANA, "turn")
+    await sessions.answering.drop(use)
+    await sessions.answering.drop(use)
+    assert (session.uses, session.turning, sessions.table.ledger.pinned) == (0, False, 4)
+
+
+async def test_closing_ends_what_runs_once(sessions: SessionService, engine: PinningEngine, log: FailingLog) -> None:
+    """Case S3."""
+    session = await sessions.create(ANA, text("abc"), PLAIN)
+    turn = await sessions.answering.begin(session.header.id, ANA, "turn")
+    query = await sessions.answering.begin(session.header.id, ANA, "query")
+    cancelled: list[str] = []
+    turn.cancel, query.cancel = (lambda: cancelled.append("turn")), (lambda: cancelled.append("query"))
+    await sessions.close(session.header.id, ANA)
+    assert sorted(cancelled) == ["query", "turn"]
+    assert (engine.pins, sessions.table.ledger.pinned, log.header(session.header.id)) == ({}, 0, None)
+    with pytest.raises(SessionClosed):
+        await asked(sessions, turn, "?", engine, "yes")
+    # It ended after it was closed: what it leaves in the engine is not pinned.
+    assert engine.pins == {}
+    await sessions.answering.drop(query)
+    with pytest.raises(SessionClosed):
+        await sessions.close(session.header.id, ANA)
+    with pytest.raises(SessionNotFound):
+        await sessions.get(session.header.id, BO)
+
+
+async def test_a_turn_has_to_have_room_for_its_answer(make: Callable[..., SessionService]) -> None:
+    sessions = make(max_tokens=20)
+    session = await sessions.create(ANA, text("0123456789"), PLAIN)
+    use = await sessions.answering.begin(session.header.id, ANA, "turn")
+    with pytest.raises(SessionTooLong, match="room for 5"):
+        sessions.answering.admit(use, [1, 2, 3, 4], 6)
+    await sessions.answering.drop(use)
+    use = await sessions.answering.begin(session.header.id, ANA, "turn")
+    assert sessions.answering.admit(use, [1, 2, 3, 4], 5) == 5
+    await sessions.answering.drop(use)
+
+
+async def test_a_turn_that_cannot_be_logged_says_so(
+    sessions: SessionService, engine: PinningEngine, log: FailingLog
+) -> None:
+    session = await sessions.create(ANA, text("abc"), PLAIN)
+    use = await sessions.answering.begin(session.header.id, ANA, "turn")
+    log.is_down = True
+    with pytest.raises(SessionNotSaved):
+        await asked(sessions, use, "?", engine, "yes")
+    log.is_down = False
+    assert (session.version, shown(session), session.turning) == (1, "abc", False)
+    use = await sessions.answering.begin(session.header.id, ANA, "turn")
+    await asked(sessions, use, "?", engine, "no")
+    assert shown(session) == "abc?no"
+
+
+# ---- pins that are lost ----
+
+
+async def test_a_flush_shows_and_the_next_use_makes_the_pin_anew(
+    sessions: SessionService, engine: PinningEngine
+) -> None:
+    """Case S13, without a model."""
+    session = await sessions.create(ANA, text("abc"), PLAIN)
+    engine.flush()
+    [seen] = await sessions.show([session])
+    assert (seen["pin"]["state"], seen["pin"]["reason"], seen["pin"]["cells"]) == ("lost", "flushed", 4)
+    use = await sessions.answering.begin(session.header.id, ANA, "query")
+    await asked(sessions, use, "?", engine, "!")
+    [seen] = await sessions.show([session])
+    assert (seen["pin"]["state"], engine.pins[session.header.id]) == ("pinned", tuple(session.token_ids()))
+    assert sessions.metrics.totals()["lost"] == {"flushed": 1}
+
+
+async def test_refreshing_prefills_what_was_lost(sessions: SessionService, engine: PinningEngine) -> None:
+    session = await sessions.create(ANA, text("abc"), PLAIN)
+    engine.flush()
+    await sessions.refresh(session.header.id, ANA)
+    assert engine.pins[session.header.id] == tuple(session.token_ids())
+    assert sessions.metrics.totals()["operations"]["rebuild"]["count"] == 1
+
+
+async def test_unpinning_and_pinning(sessions: SessionService, engine: PinningEngine, log: FailingLog) -> None:
+    session = await sessions.create(ANA, text("abc"), PLAIN)
+    await sessions.unpin(session.header.id, ANA)
+    assert (session.pin_state, engine.pins, sessions.table.ledger.pinned) == ("unpinned", {}, 0)
+    header = log.header(session.header.id)
+    assert header is not None
+    assert not header.is_pinned
+    await sessions.append(session.header.id, ANA, text("d"))
+    assert engine.pins == {}
+    await sessions.pin(session.header.id, ANA, on_full=None)
+    assert (session.pin_state, engine.pins) == ("pinned", {session.header.id: tuple(session.token_ids())})
+
+
+async def test_new_weights_reach_nothing_old(sessions: SessionService, engine: PinningEngine) -> None:
+    session = await sessions.create(ANA, text("abc"), PLAIN)
+    before = engine.sent[-1].salt
+    await sessions.weights_changed("+1")
+    assert (engine.pins, session.pin_state) == ({}, "lost")
+    await sessions.append(session.header.id, ANA, text("d"))
+    assert engine.sent[-1].salt != before
+    assert engine.sent[-1].token_ids == tuple(session.token_ids())
+    assert engine.pins[session.header.id] == tuple(session.token_ids())
+
+
+# ---- life ----
+
+
+async def test_what_has_expired_is_gone_everywhere(
+    sessions: SessionService, engine: PinningEngine, log: FailingLog, clock: Clock
+) -> None:
+    session = await sessions.create(ANA, text("abc"), replace(PLAIN, ttl_s=10.0))
+    kept = await sessions.create(ANA, text("def"), PLAIN)
+    clock.now += 10
+    with pytest.raises(SessionExpired):
+        await sessions.append(session.header.id, ANA, text("d"))
+    log.is_down = True
+    with pytest.raises(StoreUnreachable):
+        await sessions.sweep()
+    assert set(engine.pins) == {kept.header.id}
+    log.is_down = False
+    await sessions.sweep()
+    assert (log.header(session.header.id), log.header(kept.header.id) is None) == (None, False)
+    with pytest.raises(SessionExpired):
+        await sessions.get(session.header.id, ANA)
+    assert sessions.metrics.totals()["expiries"] == {"idle": 1, "age": 0}
+
+
+async def test_use_begins_the_idle_time_anew_and_the_log_learns_of_it(
+    sessions: SessionService, engine: PinningEngine, log: FailingLog, clock: Clock
+) -> None:
+    session = await sessions.create(ANA, text("abc"), replace(PLAIN, ttl_s=10.0))
+    clock.now += 9
+    await asked(sessions, await sessions.answering.begin(session.header.id, ANA, "query"), "?", engine, "!")
+    await sessions.sweep()
+    header = log.header(session.header.id)
+    assert header is not None
+    assert header.used_at == clock.now
+    clock.now += 9
+    assert await sessions.sweep() == 0
+    assert (await sessions.get(session.header.id, ANA)) is session
+
+
+async def test_a_session_goes_on_after_a_restart(
+    make: Callable[..., SessionService], engine: PinningEngine, log: FailingLog
+) -> None:
+    session = await make().create(ANA, text("abc"), PLAIN)
+    before = make()
+    await before.append(session.header.id, ANA, text("def"))
+    engine.flush()
+    engine.lost.clear()
+    after = make()
+    [found] = await after.sessions_of(ANA)
+    assert (shown(found), found.version, found.pin_state) == ("abcdef", 2, "lost")
+    await after.append(session.header.id, ANA, text("g"))
+    assert (shown(found), found.version, found.pin_state) == ("abcdefg", 3, "pinned")
+    with pytest.raises(SessionNotFound):
+        await after.get(session.header.id, BO)
+
+
+async def test_another_servers_change_is_a_conflict_and_then_known(make: Callable[..., SessionService]) -> None:
+    one, two = make(), make()
+    session = await one.create(ANA, text("abc"), PLAIN)
+    await two.append(session.header.id, ANA, text("two"))
+    with pytest.raises(SessionVersionConflict, match="another server"):
+        await one.append(session.header.id, ANA, text("one"))
+    made = await one.append(session.header.id, ANA, text("one"))
+    assert (shown(made.session), made.session.version) == ("abctwoone", 3)
+
+
+async def test_a_session_of_another_model(make: Callable[..., SessionService], log: FailingLog) -> None:
+    session = await make().create(ANA, text("abc"), PLAIN)
+    other = make(model="another")
+    with pytest.raises(SessionOfAnotherModel):
+        await other.get(session.header.id, ANA)
+    with pytest.raises(SessionNotFound):
+        await other.get(session.header.id, BO)
+    assert await other.sessions_of(ANA) == []
+    with pytest.raises(SessionNotFound):
+        await other.close(session.header.id, BO)
+    assert log.header(session.header.id) is not None
+    with pytest.raises(SessionOfAnotherModel):
+        await other.close(session.header.id, ANA)
+    assert log.header(session.header.id) is None
+
+
+async def test_a_purged_owner_has_no_sessions(sessions: SessionService, engine: PinningEngine, log: FailingLog) -> None:
+    """Case M17's session."""
+    session, other = await sessions.create(ANA, text("abc"), PLAIN), await sessions.create(BO, text("abc"), PLAIN)
+    assert log.purge(OwnerId(ANA)) == 1
+    with pytest.raises(SessionClosed):
+        await sessions.append(session.header.id, ANA, text("d"))
+    assert await sessions.purged(ANA) == 1
+    assert set(engine.pins) == {other.header.id}
+    with pytest.raises(SessionClosed):
+        await sessions.get(session.header.id, ANA)
+    assert sessions.table.ledger.pinned == 4
+
+
+async def test_a_long_history_is_compacted(make: Callable[..., SessionService], log: FailingLog) -> None:
+    sessions = make(versions=5)
+    session = await sessions.create(ANA, text("a"), replace(PLAIN, window_tokens=10))
+    for letter in "bcdefghijklmnop":
+        await sessions.append(session.header.id, ANA, text(letter * 3))
+    await sessions.sweep()
+    assert len(log.entries(OwnerId(ANA), session.header.id)) <= 10
+    restored = await make().get(session.header.id, ANA)
+    assert (shown(restored), restored.version) == (shown(session), 16)
+
+
+async def test_forks_go_their_own_ways(sessions: SessionService, engine: PinningEngine) -> None:
+    parent = await sessions.create(ANA, text("abc"), replace(PLAIN, priority=3))
+    await sessions.append(parent.header.id, ANA, text("d"))
+
+    def same(header: SessionHeader) -> Options:
+        return Options(ttl_s=header.ttl_s, priority=header.priority)
+
+    fork = await sessions.fork(parent.header.id, ANA, version=1, options=same)
+    await sessions.append(fork.header.id, ANA, text("x"))
+    assert (shown(parent), shown(fork), fork.header.priority) == ("abcd", "abcx", 3)
+    assert (fork.header.parent, fork.header.parent_version) == (parent.header.id, 1)
+    assert engine.sent[-1].hold is not None
+    assert engine.sent[-1].hold.group == parent.group
+    assert sessions.table.ledger.pinned == 6
+    await sessions.close(parent.header.id, ANA)
+    assert shown(fork) == "abcx"
