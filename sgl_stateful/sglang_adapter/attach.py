@@ -20,6 +20,7 @@ from .selfcheck import (
     check_flags,
     check_hooks,
     check_pool,
+    check_scheduling,
     check_sglang_version,
     kv_fingerprint,
     model_digest,
@@ -39,6 +40,7 @@ def create_stateful_cache(ctx: TreeCacheBuildContext) -> StatefulRadixCache:
     settings = StatefulSettings()
     check_sglang_version()
     check_hooks(StatefulScheduler, StatefulControlReqInput)
+    check_scheduling(StatefulScheduler)
     check_flags(ctx.server_args)
     kv_cache = ctx.params.token_to_kv_pool_allocator.get_kvcache()
     check_pool(kv_cache, is_hybrid_swa=ctx.is_hybrid_swa, is_hybrid_ssm=ctx.is_hybrid_ssm)
@@ -71,7 +73,7 @@ def create_stateful_cache(ctx: TreeCacheBuildContext) -> StatefulRadixCache:
     }
     facts = None if settings.memory is None else _open_facts(settings, pool, shard=ctx.tp_rank)
     warm_up(pool.dtype, pool.dtype)
-    cache.attach(facts, description)
+    cache.attach(facts, description, num_slots=kv_cache.get_key_buffer(0).shape[0])
     logger.info("sgl-stateful attached: %s", description)
     return cache
 

@@ -1,4 +1,4 @@
-"""Control calls from the HTTP process to the scheduler, over SGLang's own dispatcher."""
+"""SGLang's scheduler as we extend it: control calls from the HTTP process, and pins and sessions in its loop."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ from typing import Any
 from sglang.srt.managers import io_struct, scheduler, tokenizer_control_mixin
 from sglang.srt.managers.io_struct import BaseReq
 
+from sgl_stateful.settings import StatefulSettings
+
+from . import pressure, waiting
+from .pins import PinTable
 from .prefix_cache import StatefulRadixCache
 
 logger = logging.getLogger(__name__)
@@ -30,15 +34,33 @@ class StatefulControlReqOutput(BaseReq, kw_only=True):
 
 
 class StatefulScheduler(scheduler.Scheduler):
-    """SGLang's scheduler with one more control call."""
+    """SGLang's scheduler with one more control call, sessions in its queue, and pins that yield to requests."""
 
     def init_request_dispatcher(self) -> None:
         """Register the control call beside SGLang's own."""
         super().init_request_dispatcher()
+        self._session_aging_s = StatefulSettings().session_aging_s
         self._request_dispatcher._mapping[StatefulControlReqInput] = self.handle_stateful_control
 
+    def get_new_batch_prefill(self, running_batch: Any) -> Any:
+        """Prefill what requests of sessions share once; make room where pins leave none."""
+        pressure.relieve_chunk(self)
+        held = waiting.prepare_pass(self, running_batch, aging_s=self._session_aging_s)
+        try:
+            plan = super().get_new_batch_prefill(running_batch)
+            if plan.batch_to_run is None:  # the queue is still as SGLang went through it
+                pressure.relieve_prefill(self, plan.running_batch)
+        finally:
+            waiting.restore_queue(self, held)
+        return plan
+
+    def update_running_batch(self, batch: Any) -> Any:
+        """Give up pins before SGLang would end a request for want of memory."""
+        pressure.relieve_decode(self, batch)
+        return super().update_running_batch(batch)
+
     def handle_stateful_control(self, request: StatefulControlReqInput) -> StatefulControlReqOutput:
-        """Answer ``describe``, ``stats``, ``drop``, ``sweep`` or ``fence``."""
+        """Answer ``describe``, ``stats``, ``drop``, ``sweep``, ``fence``, ``pins`` or ``unpin``."""
         cache = self.tree_cache
         if not isinstance(cache, StatefulRadixCache):
             return StatefulControlReqOutput(payload=json.dumps({"error": "--radix-cache-backend is not 'stateful'"}))
@@ -65,8 +87,33 @@ class StatefulScheduler(scheduler.Scheduler):
                 if cache.facts is not None:
                     cache.facts.fence(body["fingerprint"])
                 return {}
+            case "pins":
+                return _pins(cache, body.get("session_ids"))
+            case "unpin":
+                pins = attached_pins(cache)
+                return {"unpinned": sum(pins.unpin(i, fence) for i, fence in body["session_ids"].items())}
             case _:
                 return {"error": f"unknown control call {op!r}"}
+
+
+def attached_pins(cache: StatefulRadixCache) -> PinTable:
+    """The pins of a cache that serves."""
+    assert cache.pins is not None, "a control call before the cache was attached"
+    return cache.pins
+
+
+def _pins(cache: StatefulRadixCache, session_ids: list[str] | None) -> dict[str, Any]:
+    """What is pinned and what has been lost, of all sessions or of those asked for, and how full the pool is."""
+    pins, allocator = attached_pins(cache), cache.token_to_kv_pool_allocator
+    return {
+        "pins": pins.tokens(session_ids),
+        "lost": pins.lost(session_ids),
+        "pool_tokens": int(allocator.size),
+        "available": int(allocator.available_size()),
+        "evictable": int(cache.evictable_size()),
+        "protected": int(cache.protected_size()),
+        **pins.stats(),
+    }
 
 
 def register_control_types() -> None:

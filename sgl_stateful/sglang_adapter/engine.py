@@ -81,10 +81,16 @@ class SGLangEngine:
 
 
 def scheduler_report(meta_info: dict[str, Any]) -> dict[str, Any] | None:
-    """Take the scheduler's report out of a reply's ``meta_info``; None where this reply carries none."""
-    values = meta_info.pop(DIRECTIVE_KEY, None) or []
+    """Take the scheduler's report out of a reply's ``meta_info``; None where this reply carries none.
+
+    A request of a session has ``session`` in it, on its last reply.
+    """
+    report: dict[str, Any] | None = _reported(meta_info, DIRECTIVE_KEY)
+    session = _reported(meta_info, HOLD_KEY)  # of a stream, whose report went out with the first reply
+    return report if session is None else {**(report or {}), "session": session}
+
+
+def _reported(meta_info: dict[str, Any], key: str) -> Any:
+    values = meta_info.pop(key, None) or []
     text = next((value for value in values if value is not None), None)
-    if text is None:
-        return None
-    report: dict[str, Any] = json.loads(text)
-    return report
+    return None if text is None else json.loads(text)

@@ -12,15 +12,15 @@ only the same splice finds them again. A prompt that was prefilled exactly is pu
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from array import array
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
+from sglang.srt.managers.schedule_batch import FINISH_ABORT
 from sglang.srt.mem_cache.base_prefix_cache import (
     EvictParams,
     InitLoadBackParams,
@@ -33,71 +33,37 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from memstore import BlobStoreError
-from sgl_stateful.directive import DIRECTIVE_KEY, Capture, KeepProbe, Splice, parse_directive
+from sgl_stateful.directive import Capture, Splice
+from sgl_stateful.sessions.hold import Hold
 from sgl_stateful.splice import virtual_ids
 
 from .fact_kv import FactKV, FactPart
 from .holes import HOLES, MAX_TOKENS, holes_of
+from .pins import PinTable
+from .request_state import RequestState, forget_state, state_of
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class RequestState:
-    """What the cache decided about one request; decided anew until the request is admitted."""
-
-    directive: Splice | Capture | KeepProbe | None
-    exact: bool = True  # the radix key is the real token ids
-    reason: str | None = None  # why a splice was not served
-    spliced_tokens: int = 0
-    splice_ms: float = 0.0
-    private_slots: torch.Tensor | None = None  # [e - p] int64, until the row of the request holds them
-    computed_tokens: int = 0  # in holes between the facts
-    failed: str | None = None  # loading failed: exact from here on, until the request is released
-    virtual: array[int] | None = None  # ids of [first span's start, last span's end), made once; holes hold 0
-
-    def tell(self, req: Any, more: Mapping[str, Any] | None = None) -> None:
-        """Attach what was decided to the request's first reply."""
-        tier = "spliced"
-        if self.exact:
-            tier = "exact" if self.reason == "exact_prefix_cached" else "text"
-        report = {
-            "tier": tier,
-            "reason": self.reason,
-            "spliced_tokens": self.spliced_tokens,
-            "computed_tokens": self.computed_tokens,
-            "splice_ms": self.splice_ms,
-            **(more or {}),
-        }
-        req.customized_info = {**(req.customized_info or {}), DIRECTIVE_KEY: [json.dumps(report)]}
 
 
 class StatefulRadixCache(UnifiedRadixCache):
     """SGLang's radix cache, with facts spliced in through its load-back door."""
 
     facts: FactKV | None = None  # None: this server has no memory
+    pins: PinTable | None = None  # None: not attached yet
     description: Mapping[str, Any]  # of model and pool, for the HTTP process
     _active: Any = None  # the request whose checkpoint is in flight: its inserts use its key
     _loading_private = False
 
-    def attach(self, facts: FactKV | None, description: Mapping[str, Any]) -> None:
-        """Connect the cache to the facts' KV; called once, right after construction."""
+    def attach(self, facts: FactKV | None, description: Mapping[str, Any], *, num_slots: int) -> None:
+        """Connect the cache to the facts' KV; called once, right after construction.
+
+        ``num_slots`` is one past the highest slot of the pool.
+        """
         self.facts = facts
+        self.pins = PinTable(self, num_slots)
         self.description = description
 
     # ---- keys ----
-
-    def _state(self, req: Any) -> RequestState:
-        state: RequestState | None = req.__dict__.get("_sgl_stateful")
-        if state is None:
-            try:
-                state = RequestState(parse_directive(req.sampling_params.custom_params))
-            except Exception:
-                # The HTTP process writes directives and refuses those of callers; a bad one is served as plain text.
-                logger.exception("request %s carries a directive that cannot be read; it is ignored", req.rid)
-                state = RequestState(None)
-            req._sgl_stateful = state
-        return state
 
     @staticmethod
     def _virtual_key(key: RadixKey, state: RequestState, splice: Splice) -> RadixKey:
@@ -117,7 +83,7 @@ class StatefulRadixCache(UnifiedRadixCache):
     def insert(self, params: InsertParams) -> InsertResult:
         """Insert under the key of the request whose checkpoint is in flight."""
         if self._active is not None:
-            state = self._state(self._active)
+            state = state_of(self._active)
             if isinstance(state.directive, Splice) and not state.exact:
                 params = replace(params, key=self._virtual_key(params.key, state, state.directive))
         return super().insert(params)
@@ -130,7 +96,7 @@ class StatefulRadixCache(UnifiedRadixCache):
         Free of side effects on slots: policies call it as a probe.
         """
         req = params.req
-        state = None if req is None else self._state(req)
+        state = None if req is None else state_of(req)
         if state is None or self.facts is None or not isinstance(state.directive, Splice):
             return super().match_prefix(params)
         splice = state.directive
@@ -183,7 +149,7 @@ class StatefulRadixCache(UnifiedRadixCache):
         """Splice the facts into slots of the request's own; on any miss load nothing, so that SGLang prefills."""
         self._loading_private = False
         req = params.req
-        state = self._state(req)
+        state = state_of(req)
         if self.facts is None or not isinstance(state.directive, Splice) or state.exact:
             return super().init_load_back(params)
         try:
@@ -251,7 +217,7 @@ class StatefulRadixCache(UnifiedRadixCache):
 
     def prefix_device_indices(self, req: Any) -> torch.Tensor:
         """Slots of the matched prefix: the tree's path, then the spliced ones."""
-        private = self._state(req).private_slots
+        private = state_of(req).private_slots
         if private is None:
             return super().prefix_device_indices(req)
         tree_len = req.prefix_len - len(private)
@@ -263,7 +229,7 @@ class StatefulRadixCache(UnifiedRadixCache):
 
     def checkpoint(self, req: Any, *, up_to: int, **kwargs: Any) -> None:
         """Publish the request's KV under its key; capture facts once it has finished."""
-        state = self._state(req)
+        state = state_of(req)
         state.private_slots = None  # the row holds them now
         if self.facts is not None and state.directive is not None and req.finished():
             self._at_finish(self.facts, req, state)
@@ -276,6 +242,36 @@ class StatefulRadixCache(UnifiedRadixCache):
             super().checkpoint(req, up_to=up_to, **kwargs)
         finally:
             self._active = None
+        if state.hold is not None and req.finished() and not isinstance(req.finished_reason, FINISH_ABORT):
+            self._pin(req, state, state.hold, up_to)
+
+    def _pin(self, req: Any, state: RequestState, hold: Hold, up_to: int) -> None:
+        """Pin the session's tokens, which this request has just published, and report it."""
+        pins = self.pins
+        assert pins is not None, "a request before the cache was attached"
+        lost = None
+        try:
+            if hold.pin:
+                length = up_to if hold.tokens is None else min(hold.tokens, up_to)
+                if not state.exact:  # what comes from the splice on is keyed by virtual ids: nobody else's prefix
+                    length = state.shareable_tokens(length)
+                lost = pins.hold(hold, *self._published(req, length))
+        except Exception:
+            # The serving boundary: a session without its pin costs time, an exception here the server.
+            logger.exception("pinning session %s failed", hold.session_id)
+            pins.counts.failures += 1
+        cells = {"pinned_tokens": pins.tokens_of(hold.session_id), "pinned_cells": pins.pinned_cells}
+        state.tell_session(req, {**cells, "lost": lost})
+
+    def _published(self, req: Any, length: int) -> tuple[Any, int]:
+        """The node where the first ``length`` tokens of a finished request end, in whole pages, and how many they are.
+
+        A node that goes on behind them is split there; the request still locks the whole path.
+        """
+        ids = req.full_untruncated_fill_ids[:length]
+        key = RadixKey(ids, req.extra_key, is_bigram=self.tree_core.is_eagle, cache_salt=req.cache_salt)
+        match = super().match_prefix(MatchPrefixParams(key=key))
+        return match.last_device_node, match.device_prefix_len
 
     def _at_finish(self, facts: FactKV, req: Any, state: RequestState) -> None:
         row = self.req_to_token_pool.req_to_token[req.kv.req_pool_idx]
@@ -294,11 +290,13 @@ class StatefulRadixCache(UnifiedRadixCache):
     def on_release(self, req: Any, *, checkpointed: bool) -> None:
         """Forget the decision: a retracted request decides anew."""
         super().on_release(req, checkpointed=checkpointed)
-        req.__dict__.pop("_sgl_stateful", None)
+        forget_state(req)
         req.__dict__.pop(HOLES, None)
 
     def reset(self) -> None:
         """Flush: the tree goes, and with it what the arena holds; encoded facts stay in the blob store."""
         super().reset()
+        if self.pins is not None and (lost := self.pins.lost_all("flushed")):
+            logger.info("the KV pool was flushed, and with it the pins of %d sessions", lost)
         if self.facts is not None:
             self.facts.clear_arena()

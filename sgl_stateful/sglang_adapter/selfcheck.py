@@ -6,15 +6,22 @@ SGLang swallows exceptions of plugins and hooks, so each hook is looked for here
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import os
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import sglang
 import torch
-from sglang.srt.managers import io_struct, scheduler
+from sglang.srt.managers import io_struct, schedule_batch, scheduler
+from sglang.srt.mem_cache.common import match_kv_cache
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+from sglang.srt.mem_cache.unified_cache.unified_tree_core_interface import UnifiedTreeCoreInterface
+from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+from sglang.srt.observability.req_time_stats import SchedulerReqTimeStats
 from sglang.srt.plugins.hook_registry import HookRegistry
 
 from sgl_stateful.errors import IncompatibleServer
@@ -40,6 +47,86 @@ def check_hooks(scheduler_class: type, message_class: type) -> None:
         raise IncompatibleServer("SGLang's Scheduler was not replaced by sgl-stateful's; another plugin replaces it")
     if message_class not in io_struct._all_types:
         raise IncompatibleServer("SGLang's IPC does not know sgl-stateful's control message")
+
+
+_SCHEDULER_CALLS = {  # what sessions override or call, and its parameters
+    "get_new_batch_prefill": ("self", "running_batch"),
+    "update_running_batch": ("self", "batch"),
+    "_reqs_finishing_inflight": ("self", "batch"),
+}
+_BATCH_CALLS = {
+    "is_empty": ("self",),
+    "new_tokens_required_next_decode": ("self", "selected_indices"),
+    "_get_decode_retraction_order": ("reqs",),
+}
+_CACHE_CALLS = {
+    "lock": ("self", "node_id", "skip_lock_components"),
+    "unlock": ("self", "lock"),
+    "match_prefix": ("self", "params"),
+    "path_device_indices": ("self", "node"),
+    "checkpoint": ("self", "req", "up_to", "kwargs"),
+    "evictable_size": ("self",),
+    "protected_size": ("self",),
+    "reset": ("self",),
+}
+_REQUEST_FIELDS = (
+    "cache_salt",
+    "customized_info",
+    "extend_end",
+    "extra_key",
+    "finished_reason",
+    "full_untruncated_fill_ids",
+    "last_node",
+    "origin_input_ids",
+    "output_ids",
+    "prefix_len",
+    "send_token_offset",
+    "stream",
+    "time_stats",
+)
+_SCHEDULER_FIELDS = ("chunked_prefill_size", "chunked_req", "enable_priority_scheduling", "policy", "waiting_queue")
+
+
+def check_scheduling(scheduler_class: type) -> None:
+    """Refuse a scheduler, request or cache in which something that pins and ordering rely on has another shape.
+
+    ``scheduler_class`` is ours; what it extends is looked at.
+    """
+    theirs = scheduler_class.__mro__[1]
+    check_calls(theirs, _SCHEDULER_CALLS)
+    check_calls(schedule_batch.ScheduleBatch, _BATCH_CALLS)
+    check_calls(UnifiedRadixCache, _CACHE_CALLS)
+    check_calls(UnifiedTreeCoreInterface, {"match_full_device_prefix": ("self", "key")})
+    check_calls(match_kv_cache, {"__call__": ("req", "tree_cache", "token_ids", "cow_mamba", "max_prefix_len")})
+    check_assigned(schedule_batch.Req, _REQUEST_FIELDS)
+    check_assigned(theirs, _SCHEDULER_FIELDS)
+    check_assigned(scheduler.NextBatchPlan, ("batch_to_run", "running_batch"))
+    check_assigned(schedule_batch.ReqKvInfo, ("cache_protected_len", "kv_allocated_len"))
+    check_assigned(SchedulerReqTimeStats, ("wait_queue_entry_time",))
+
+
+def check_calls(owner: Any, calls: Mapping[str, Sequence[str]]) -> None:
+    """Refuse an owner one of whose calls is missing or takes other parameters; ``__call__``: the owner itself."""
+    for name, expected in calls.items():
+        call = owner if name == "__call__" else getattr(owner, name, None)
+        found = None if call is None else tuple(inspect.signature(call).parameters)
+        if found != tuple(expected):
+            _refuse(owner, f"{name} takes {found}, not {tuple(expected)}" if call else f"{name} is missing")
+
+
+def check_assigned(owner: type, names: Sequence[str]) -> None:
+    """Refuse a class that neither declares one of these attributes nor assigns it to its instances."""
+    package = owner.__module__.partition(".")[0]
+    bases = [base for base in owner.__mro__ if base.__module__.partition(".")[0] == package]
+    declared = {name for base in bases for name in inspect.get_annotations(base)}
+    source = "".join(inspect.getsource(base) for base in bases)
+    assigned = set(re.findall(r"self\.(\w+)\b(?:\s*:[^=\n]+)?\s*=(?!=)", source))
+    if missing := [name for name in names if name not in declared | assigned]:
+        _refuse(owner, f"{', '.join(missing)} missing")
+
+
+def _refuse(owner: Any, what: str) -> None:
+    raise IncompatibleServer(f"SGLang's {owner.__name__} is not the one that sgl-stateful knows: {what}")
 
 
 def check_flags(server_args: Any) -> None:
