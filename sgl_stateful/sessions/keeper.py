@@ -87,6 +87,7 @@ class SessionKeeper:
         self._locks: dict[SessionId, asyncio.Lock] = {}
         self._loading = asyncio.Lock()
         self._loaded_all = False
+        self._loaded_up_to: SessionId | None = None
         self._touched: dict[SessionId, float] = {}
         self._undeleted: dict[SessionId, OwnerId] = {}
 
@@ -120,16 +121,19 @@ class SessionKeeper:
 
     async def load_all(self) -> None:
         """Have every session of the log here that this model can serve, once; later ones come when asked for."""
-        if self._loaded_all:
-            return
-        after: SessionId | None = None
-        while page := await self.in_thread(partial(self.log.headers, after=after)):
-            after = page[-1].id
+        while not self._loaded_all:
+            try:
+                page = await self.in_thread(partial(self.log.headers, after=self._loaded_up_to))
+            except StoreDamaged as error:
+                logger.error("sessions are only looked for when they are used: %s", error)
+                self._loaded_all = True
+                return
             for header in page:
+                self._loaded_up_to = header.id
                 with suppress(SessionNotFound, SessionOfAnotherModel, StoreDamaged):
                     if not self.table.knows(header.id):
                         await self._load(header.id, header.owner)
-        self._loaded_all = True
+            self._loaded_all = not page
 
     @asynccontextmanager
     async def alone(self, session: Session) -> AsyncIterator[None]:
@@ -279,7 +283,7 @@ class SessionKeeper:
             raise
 
     async def compact(self) -> None:
-        """Write the content of sessions with a long log as one entry; versions before it end with this process."""
+        """Write the content of sessions with a long log as one entry; earlier versions cannot be reached then."""
         for session in self.table.sessions():
             if session.logged <= 2 * self.table.versions or self.is_changing(session):
                 continue
@@ -289,7 +293,7 @@ class SessionKeeper:
                     header = session.header
                     with suppress(SessionGone, SessionMoved):
                         await self.in_thread(self.log.compact, header.owner, header.id, entry)
-                    session.logged = 1
+                    self.table.forget_versions(session)
 
     async def purged(self, owner: str) -> int:
         """End every session of an owner whose everything was removed; returns how many."""

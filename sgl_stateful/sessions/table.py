@@ -182,6 +182,12 @@ class SessionTable:
         self._check_version(session, if_version)
         return self._plan(session, version, num_segments(self.at(session, version)), ())
 
+    def forget_versions(self, session: Session) -> None:
+        """Let go of all versions but the present one, which is all that the log has."""
+        session.versions.clear()
+        session.versions[session.version] = session.head
+        session.logged = 1
+
     def at(self, session: Session, version: int) -> Head:
         """What the session held at a version; raises ``BadSessionRequest`` where that is not kept."""
         if version not in session.versions:

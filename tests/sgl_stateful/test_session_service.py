@@ -241,14 +241,8 @@ def test_content_is_exactly_one_thing(content: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "content",
-    [
-        Content(text=""),
-        Content(input_ids=()),
-        Content(messages=()),
-        Content(input_ids=(300,)),
-        Content(input_ids=(-1,)),
-    ],
+    "fields",
+    [{"text": ""}, {"input_ids": ()}, {"messages": ()}, {"input_ids": (300,)}, {"input_ids": (-1,)}],
 )
 async def test_what_has_no_tokens_or_wrong_ones_is_refused(sessions: SessionService, fields: dict[str, Any]) -> None:
     session = await sessions.create(ANA, text("a"), PLAIN)
@@ -547,6 +541,9 @@ async def test_a_long_history_is_compacted(make: Callable[..., SessionService], 
     assert len(log.entries(OwnerId(ANA), session.header.id)) <= 10
     restored = await make().get(session.header.id, ANA)
     assert (shown(restored), restored.version) == (shown(session), 16)
+    # What the log has let go cannot be gone back to, before a restart either.
+    with pytest.raises(BadSessionRequest, match="is not kept"):
+        await sessions.rewind(session.header.id, ANA, 15)
 
 
 async def test_forks_go_their_own_ways(sessions: SessionService, engine: PinningEngine) -> None:
