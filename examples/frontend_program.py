@@ -6,6 +6,7 @@ Run it: ``python examples/frontend_program.py http://localhost:30000``.
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import sglang as sgl
 
@@ -17,7 +18,7 @@ GREEDY = {"max_new_tokens": 8, "temperature": 0}
 
 
 @sgl.function
-def triage(s, ticket: str) -> None:  # type: ignore[no-untyped-def]
+def triage(s: Any, ticket: str) -> None:
     """Choose, explain in two ways at once, and count in a form that is given."""
     s += f"Ticket {ticket} is "
     s += sgl.select("urgency", choices=["urgent", "not urgent"])
@@ -28,7 +29,7 @@ def triage(s, ticket: str) -> None:  # type: ignore[no-untyped-def]
 
 
 @sgl.function
-def news(s) -> None:  # type: ignore[no-untyped-def]
+def news(s: Any) -> None:
     """Change the session in the middle of a program."""
     s += "The tickets so far:" + sgl.gen("before", max_tokens=8, temperature=0)
     added = session(s).append(text="Ticket 19: water drips into the server room.\n")

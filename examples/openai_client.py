@@ -6,6 +6,7 @@ Run it: ``python examples/openai_client.py http://localhost:30000``.
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 from openai import OpenAI
 
@@ -20,7 +21,8 @@ def main(url: str) -> None:
         client.facts.add("The spare key is under the blue pot.", wait=True, idempotency_key="spare-key")
         with client.sessions.create("You know Ana's house. Be brief.", ttl_s=600) as session:
             session.append("The front door has been locked since 08:00.")
-            custom = {"memory": {"owner": OWNER, "k": 1}, "session": {"id": session.id, "owner": OWNER}}
+            named = {"id": session.id, "owner": OWNER}
+            custom: dict[str, Any] = {"memory": {"owner": OWNER, "k": 1}, "session": named}
             answer = openai.chat.completions.create(
                 model="default",
                 messages=[{"role": "user", "content": "Where is the spare key?"}],
@@ -32,7 +34,7 @@ def main(url: str) -> None:
             print(f"{answer.choices[0].message.content!r}")
             print(f"  memory: {extra['memory']['tier']}, session: version {extra['session']['data_version']}")
 
-            custom["session"]["mode"] = "turn"
+            named["mode"] = "turn"
             stream = openai.chat.completions.create(
                 model="default",
                 messages=[{"role": "user", "content": "Since when is the door locked?"}],

@@ -107,7 +107,8 @@ class StatefulEndpoint(RuntimeEndpoint):
         """
         before, marker, after = s.text_.partition(MEMORY_HERE) if self.memory is not None else ("", "", "")
         session = self._session_of(s)
-        head = self._tokenize(before, special=session is None)
+        # The first tokens of a prompt may be special ones, as the server makes them.
+        head = self._tokenize(before, special=session is None or session.info.tokens == 0)
         is_plain = session is None and self.memory is None
         return frontend_select.select(
             choices,
