@@ -90,11 +90,10 @@ def test_other_groups_and_strangers_share_nothing() -> None:
     assert plan.held_back == frozenset()
 
 
-def test_nobody_waits_for_one_that_waits() -> None:
-    """The third shares with the second alone, which waits for the first: it goes on now."""
-    first, second = ids((1, 40)), ids((1, 40), (2, 40))
-    third = ids((1, 10), (2, 70))
-    assert planned(member(1.0, first), member(2.0, second), member(3.0, third)).held_back == frozenset({1})
+def test_one_goes_ahead_and_all_others_wait_for_it() -> None:
+    prompts = [ids((1, 40), (token, 40)) for token in (2, 3, 4)]
+    plan = planned(*(member(float(i), prompt) for i, prompt in enumerate(prompts)))
+    assert plan == ([0, 1, 2], frozenset({1, 2}))
 
 
 def test_one_waits_for_what_is_under_way() -> None:
