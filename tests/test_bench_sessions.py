@@ -19,17 +19,22 @@ def test_a_schedule_follows_from_its_seed(shape: Shape) -> None:
     assert schedule(shape, 3) != schedule(shape, 4)
 
 
-def test_a_schedule_visits_every_session_once_a_round() -> None:
+def test_a_schedule_appends_to_and_asks_every_session_once_a_round() -> None:
     events = schedule(TINY, 0)
-    # 3 * 40 / 20 = 6 sessions, 2 rounds of 6 visits, a flood after each 4.
-    assert Counter(event.kind for event in events) == {"open": 6, "append": 12, "ask": 12, "flood": 3}
-    asked = [event.session for event in events if event.kind == "ask"]
-    assert sorted(asked[:6]) == sorted(asked[6:]) == [0, 1, 2, 3, 4, 5]
-    for before, event in pairwise(events):
-        if event.kind == "ask":
-            assert (before.kind, before.session, before.content + 1) == ("append", event.session, event.content)
-            assert 3 <= before.tokens <= 5
-    assert [event.content for event in events] == list(range(33))
+    # 3 * 40 / 20 = 6 sessions, 2 rounds of 6 appends and 6 questions, a flood after each 4.
+    assert Counter(event.kind for event in events) == {"open": 6, "append": 12, "ask": 12, "flood": 6}
+    assert [event.kind for event in events[6:]].index("flood") == 4
+    for kind in ("append", "ask"):
+        visited = [event.session for event in events if event.kind == kind]
+        assert sorted(visited[:6]) == sorted(visited[6:]) == [0, 1, 2, 3, 4, 5]
+    assert all(3 <= event.tokens <= 5 for event in events if event.kind == "append")
+    assert [event.content for event in events] == list(range(36))
+
+
+def test_questions_of_a_schedule_seldom_follow_their_own_append() -> None:
+    pairs = list(pairwise(schedule(FULL, 0)))
+    close = [pair for pair in pairs if [event.kind for event in pair] == ["append", "ask"]]
+    assert sum(before.session == after.session for before, after in close) < len(close) / 10
 
 
 @pytest.mark.parametrize("shape", [FULL, QUICK])
@@ -89,7 +94,7 @@ def test_both_sides_are_asked_the_same_ids() -> None:
     for event in events:
         for load in loads:
             load.run(event)
-    assert len(ours.prompts) == 15
+    assert len(ours.prompts) == 18
     # The rival's client also sends every session once when it is opened.
     assert rival.prompts[6:] == ours.prompts
     assert [len(ids) for ids in rival.prompts[:6]] == [20] * 6
@@ -137,14 +142,14 @@ def taken(kind, session, content, ms, *, uncached=0, pinned=False) -> Taken:
 def test_the_bars_of_the_load_are_of_pinned_sessions() -> None:
     ours = [
         taken("append", 0, 0, 5.0, uncached=16),
-        taken("ask", 0, 1, 10.0, uncached=16, pinned=True),
         taken("append", 1, 2, 6.0, uncached=16),
+        taken("ask", 0, 1, 10.0, uncached=16, pinned=True),
         taken("ask", 1, 3, 20.0, uncached=17, pinned=True),
         taken("append", 2, 4, 90.0, uncached=16),
         taken("ask", 2, 5, 100.0, uncached=2016),
         taken("flood", -1, 6, 50.0, uncached=16),
     ]
-    times = [0.0, 80.0, 0.0, 100.0, 0.0, 110.0, 50.0]
+    times = [0.0, 0.0, 80.0, 100.0, 0.0, 110.0, 50.0]
     rival = [Taken(mine.event, ms, 2000 if ms else 0) for mine, ms in zip(ours, times, strict=True)]
     rows, ratios = rows_of_load(ours, rival, TINY)
     assert ratios == {"rival_over_ours_p50": 90 / 15, "rival_over_ours_p99": 100 / 20}
@@ -154,8 +159,10 @@ def test_the_bars_of_the_load_are_of_pinned_sessions() -> None:
     assert pinned.details["uncached_total"] == 33
     assert by_name["load_ask_pinned", "rival"].details["uncached_total"] == 4000
     assert by_name["load_ask_unpinned", "ours"].ratio == pytest.approx(1.1)
-    # Appends of 5 and 6 ms before first tokens after 10 and 20 ms.
-    assert by_name["load_data_to_token", "ours"].median == 20.5
+    # Appends of 5 and 6 ms, and first tokens after 10 and 20 ms.
+    both = by_name["load_data_to_token_pinned", "ours"]
+    assert (both.median, both.ratio) == (20.5, pytest.approx(90 / 20.5))
+    assert by_name["load_data_to_token_unpinned", "ours"].median == 190.0
     assert by_name["load_waited", "ours"].median == pytest.approx(0.281)
 
 

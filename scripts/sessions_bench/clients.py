@@ -10,6 +10,8 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 _OWNER = "bench"
+# Less than the 5 s after which the servers close an idle connection, so that none is used as it closes.
+_LIMITS = httpx.Limits(keepalive_expiry=2.0)
 
 
 class Unexpected(RuntimeError):
@@ -53,7 +55,7 @@ class PromptClient:
     """Sends whole prompts: all that a stock server offers, and all that its client can do."""
 
     def __init__(self, url: str) -> None:
-        self._http = httpx.Client(base_url=url, timeout=300.0)
+        self._http = httpx.Client(base_url=url, timeout=300.0, limits=_LIMITS)
 
     def __enter__(self) -> Self:
         return self
@@ -68,20 +70,15 @@ class PromptClient:
         return self._stream("/generate", {"input_ids": ids}, answer)
 
     def counters(self) -> dict[str, float]:
-        """SGLang's own counts of tokens: `prompt` and `cached` of finished requests, `computed` by the scheduler."""
+        """What SGLang's scheduler counts: tokens that it prefilled (`computed`), and found in its cache (`found`)."""
         answer = self._http.get("/metrics", follow_redirects=True)
         _expect(answer, httpx.codes.OK)
-        found = {"prompt": 0.0, "cached": 0.0, "computed": 0.0}
+        counted = {"prefill_compute": 0.0, "prefill_cache": 0.0}
         for family in text_string_to_metric_families(answer.text):
             for sample in family.samples:
-                match sample.name, sample.labels.get("mode"):
-                    case "sglang:prompt_tokens_total", _:
-                        found["prompt"] += sample.value
-                    case "sglang:cached_tokens_total", _:
-                        found["cached"] += sample.value
-                    case "sglang:realtime_tokens_total", "prefill_compute":
-                        found["computed"] += sample.value
-        return found
+                if sample.name == "sglang:realtime_tokens_total" and sample.labels["mode"] in counted:
+                    counted[sample.labels["mode"]] += sample.value
+        return {"computed": counted["prefill_compute"], "found": counted["prefill_cache"]}
 
     def _stream(self, path: str, what: dict[str, Any], answer: int) -> Reply:
         sampling = {"temperature": 0, "max_new_tokens": answer, "ignore_eos": True}

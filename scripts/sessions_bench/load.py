@@ -146,6 +146,8 @@ def rows_of_load(ours: Sequence[Taken], rival: Sequence[Taken], shape: Shape) ->
                 "rival_over_ours_p99": percentile_ratio(theirs, mine, 99),
             }
         kept = f"{sessions} of {shape.load_sessions} sessions, {'pinned' if pinned else 'not pinned'}"
+        if pinned and sessions != shape.load_pinned:
+            kept += f", where {shape.load_pinned} were to be"
         for arm, times, side in (("ours", mine, 0), ("rival", theirs, 1)):
             details = {
                 "sessions": sessions,
@@ -163,17 +165,15 @@ def rows_of_load(ours: Sequence[Taken], rival: Sequence[Taken], shape: Shape) ->
 
 def _other_rows(pairs: Sequence[tuple[Taken, Taken]]) -> list[Row]:
     """Of what is not in the bars: what appends cost, freshness, floods, and the time in all."""
-    appended = {mine.event.content: mine.ms for mine, _ in pairs if mine.event.kind == "append"}
-    # A question comes right after the append to the same session.
-    pinned = [pair for pair in pairs if pair[0].event.kind == "ask" and pair[0].is_pinned]
     rows = []
-    if pinned:
-        appends = [appended[mine.event.content - 1] for mine, _ in pinned]
-        fresh = [mine.ms + append for (mine, _), append in zip(pinned, appends, strict=True)]
-        ratio = median_ratio([theirs.ms for _, theirs in pinned], fresh)
-        rows.append(row_of("load_append_pinned", "ours", appends, note="the rival's client only keeps the tokens"))
-        note = "append and first token together; ratio: the rival's first token over it"
-        rows.append(row_of("load_data_to_token", "ours", fresh, ratio=ratio, note=note))
+    for name, is_kept in (("pinned", True), ("unpinned", False)):
+        appends, fresh, prompts = _data_to_token(pairs, is_kept=is_kept)
+        if not fresh:
+            continue
+        rows.append(row_of(f"load_append_{name}", "ours", appends, note="the rival's client only keeps the tokens"))
+        note = "an append and the next first token, added up; ratio: the rival's first token over it"
+        ratio = median_ratio(prompts, fresh)
+        rows.append(row_of(f"load_data_to_token_{name}", "ours", fresh, ratio=ratio, note=note))
     for side, arm in enumerate(("ours", "rival")):
         floods = [pair[side].ms for pair in pairs if pair[side].event.kind == "flood"]
         rows.append(row_of("load_flood", arm, floods, note="prompts of no session"))
@@ -181,3 +181,20 @@ def _other_rows(pairs: Sequence[tuple[Taken, Taken]]) -> list[Row]:
         note = "waited for in all events, opening and appends included, the rest of the answers not"
         rows.append(Row("load_waited", arm, "s", total_s, len(pairs), note=note))
     return rows
+
+
+def _data_to_token(
+    pairs: Sequence[tuple[Taken, Taken]], *, is_kept: bool
+) -> tuple[list[float], list[float], list[float]]:
+    """Of questions behind an append: what the append took, both together, and the rival's first token."""
+    appended: dict[int, float] = {}
+    appends, fresh, prompts = [], [], []
+    for mine, theirs in pairs:
+        if mine.event.kind == "append":
+            appended[mine.event.session] = mine.ms
+        elif mine.event.kind == "ask" and mine.is_pinned is is_kept and mine.event.session in appended:
+            append = appended.pop(mine.event.session)
+            appends.append(append)
+            fresh.append(append + mine.ms)
+            prompts.append(theirs.ms)
+    return appends, fresh, prompts

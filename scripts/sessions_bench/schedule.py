@@ -32,20 +32,23 @@ class Event:
 
 
 def schedule(shape: Shape, seed: int) -> list[Event]:
-    """Open every session, then visit them in rounds: an append and a question each, with floods in between.
+    """Open every session, then append to and ask each once a round, with floods in between.
 
-    A round has every session once, in an order of its own, so that some follow soon upon their last visit and may
-    still be cached where nothing is pinned.
+    The order of a round is drawn anew, appends and questions apart: most questions come long after the last append,
+    and some soon upon the last question, which may still be cached where nothing is pinned.
     """
     rng = random.Random(seed)
-    steps: list[tuple[Kind, int, int]] = [
-        ("open", session, shape.load_session) for session in range(shape.load_sessions)
-    ]
+    sessions = range(shape.load_sessions)
+    steps: list[tuple[Kind, int, int]] = [("open", session, shape.load_session) for session in sessions]
     visits = 0
     for _ in range(shape.load_rounds):
-        for session in rng.sample(range(shape.load_sessions), shape.load_sessions):
-            steps.append(("append", session, rng.randint(*shape.load_append)))
-            steps.append(("ask", session, shape.question))
+        turn: list[tuple[Kind, int, int]] = [
+            ("append", session, rng.randint(*shape.load_append)) for session in sessions
+        ]
+        turn += [("ask", session, shape.question) for session in sessions]
+        rng.shuffle(turn)
+        for visit in turn:
+            steps.append(visit)
             visits += 1
             if visits % shape.visits_per_flood == 0:
                 steps.append(("flood", -1, shape.flood))

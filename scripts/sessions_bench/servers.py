@@ -34,20 +34,26 @@ class Server:
         In logs and rows.
     command
         Without the port.
-    ready_path
-        Answers 200 once everything serves.
+    ready_paths
+        All answer 200 once everything serves.
     environment
         More variables.
     """
 
     def __init__(
-        self, name: str, command: Sequence[str], *, ready_path: str, environment: Mapping[str, str], log: Path
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        ready_paths: Sequence[str],
+        environment: Mapping[str, str],
+        log: Path,
     ) -> None:
         self.name = name
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._command = [*command, "--port", str(self.port)]
-        self._ready_url = self.url + ready_path
+        self._ready_urls = [self.url + path for path in ready_paths]
         self._environment = {**os.environ, **environment}
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
@@ -91,7 +97,7 @@ class Server:
             if self._process.poll() is not None:
                 raise ServerEnded(f"{self.name} ended with code {self._process.returncode}:\n{self._log_tail()}")
             try:
-                if httpx.get(self._ready_url, timeout=30.0).status_code == httpx.codes.OK:
+                if all(httpx.get(url, timeout=30.0).status_code == httpx.codes.OK for url in self._ready_urls):
                     self.started_s += time.monotonic()
                     return
             except httpx.TransportError:
@@ -149,7 +155,7 @@ def rival_server(model: Path, flags: Sequence[str], directory: Path) -> Server:
     That it serves on a CPU at all, and its attention, come from the same plugin as ours.
     """
     command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(model), *flags]
-    return Server("rival", command, ready_path="/health", environment={}, log=directory / "rival.log")
+    return Server("rival", command, ready_paths=("/health",), environment={}, log=directory / "rival.log")
 
 
 def our_server(model: Path, flags: Sequence[str], directory: Path, *, budget_tokens: int) -> Server:
@@ -158,8 +164,8 @@ def our_server(model: Path, flags: Sequence[str], directory: Path, *, budget_tok
     assert program is not None, "sgl-stateful is not installed beside this interpreter"
     command = [program, "serve", "--model", str(model), "--memory", str(directory / "memory"), *flags]
     environment = {"SGL_STATEFUL_SESSION_BUDGET_TOKENS": str(budget_tokens)}
-    path = "/v1/sessions/stats"
-    return Server("ours", command, ready_path=path, environment=environment, log=directory / "ours.log")
+    paths = ("/health", "/v1/memory/status", "/v1/sessions/stats")
+    return Server("ours", command, ready_paths=paths, environment=environment, log=directory / "ours.log")
 
 
 @contextmanager

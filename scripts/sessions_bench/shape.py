@@ -20,9 +20,9 @@ class Shape:
     plain
         Of the session that is compared with a plain prompt of the same length.
     load_session, load_rounds
-        Sessions of the streaming load, and how often each is visited.
+        Sessions of the streaming load, and how often each is appended to and asked.
     flood, visits_per_flood
-        One-off prompts of the load, and after how many visits each comes.
+        One-off prompts of the load, and after how many appends and questions each comes.
     """
 
     pool: int = 24_000
@@ -37,10 +37,10 @@ class Shape:
     control_blocks: int = 8
     control_block: int = 6
     load_session: int = 2_000
-    load_rounds: int = 4
+    load_rounds: int = 3
     load_append: tuple[int, int] = (20, 100)
     flood: int = 600
-    visits_per_flood: int = 3
+    visits_per_flood: int = 6
     appends: int = 55
     append: tuple[int, int] = (20, 200)
     restart: int = 2_000
@@ -66,19 +66,19 @@ class Shape:
 FULL = Shape()
 QUICK = replace(
     FULL,
-    pool=6_000,
-    budget=4_800,
+    pool=4_000,
+    budget=3_200,
     short=300,
-    long=3_000,
+    long=2_400,
     query_repeats=6,
-    plain=1_000,
+    plain=500,
     overhead_repeats=8,
     control_blocks=4,
     control_block=3,
-    load_session=1_000,
+    load_session=500,
     load_rounds=1,
     appends=8,
-    restart=1_000,
+    restart=500,
     checked_sessions=3,
     checked_answer=8,
 )
