@@ -51,7 +51,10 @@ class Answering:
         except BaseException:
             await stack.aclose()
             raise
-        tokens = session.num_tokens if mode == "query" else None
+        tokens: int | None = session.num_tokens
+        fence = session.fence
+        if mode == "turn":
+            tokens, fence = None, self._keeper.pins.next_fence()
         use = Use(
             session=session,
             mode=mode,
@@ -59,7 +62,7 @@ class Answering:
             head=session.head,
             token_ids=session.token_ids(),
             salt=salt,
-            hold=self._keeper.hold(session, tokens, pin=session.is_pinned),
+            hold=self._keeper.hold(session, tokens, pin=session.is_pinned, fence=fence),
         )
         session.uses += 1
         self._keeper.uses.setdefault(session.header.id, set()).add(use)
@@ -158,6 +161,7 @@ class Answering:
             del self._keeper.uses[session.header.id]
         if use.mode == "turn":
             self._keeper.table.settle(session)
+            self._keeper.renew(session)
         if session.state == "open":
             self._keeper.touch(session)
         await self._turns.pop(use).aclose()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
@@ -117,7 +117,7 @@ class SessionKeeper:
                 entries = await self.in_thread(self.log.entries, header.owner, session_id)
             except SessionGone:
                 raise SessionNotFound("there is no such session of this owner") from None
-            self.table.restore(header, entries)
+            self.renew(self.table.restore(header, entries))
 
     async def load_all(self) -> None:
         """Have every session of the log here that this model can serve, once; later ones come when asked for."""
@@ -192,11 +192,14 @@ class SessionKeeper:
         except BaseException:
             self.table.abandon(change)
             raise
+        finally:
+            # Whatever the pin is now: who begins from here on puts it right, and who began before leaves it alone.
+            self.renew(session)
         self.table.commit(change)
         if change.pin:
             session.lost = None
         elif change.demoted is not None:
-            await self.pins.unpin([session.header.id])
+            await self.unpin([session])
         return Made(session, change, prefilled, cached, 1e3 * (time.perf_counter() - began))
 
     def logging(self, change: Change) -> Callable[[], None]:
@@ -210,15 +213,26 @@ class SessionKeeper:
             token_ids,
             salt=await self.salt(session.header.owner),
             directive=None,
-            hold=self.hold(session, len(token_ids), pin=pin),
+            hold=self.hold(session, len(token_ids), pin=pin, fence=self.pins.next_fence()),
         )
         self.pins.saw(result.scheduler.get("session"))
         return result.prompt_tokens - result.cached_tokens, result.cached_tokens
 
-    def hold(self, session: Session, tokens: int | None, *, pin: bool) -> Hold:
+    def hold(self, session: Session, tokens: int | None, *, pin: bool, fence: int) -> Hold:
         """What the scheduler is told with a request that begins with that many tokens of the session."""
-        header = session.header
-        return Hold(header.id, tokens, pin, self.pins.next_fence(), header.priority, session.group)
+        return Hold(session.header.id, tokens, pin, fence, session.header.priority, session.group)
+
+    def renew(self, session: Session) -> None:
+        """Let no query that has begun so far say what is pinned."""
+        session.fence = self.pins.next_fence()
+
+    async def unpin(self, sessions: Sequence[Session]) -> None:
+        """Let the KV of these sessions be evicted."""
+        try:
+            await self.pins.unpin([session.header.id for session in sessions])
+        finally:
+            for session in sessions:
+                self.renew(session)
 
     def touch(self, session: Session) -> None:
         """Begin the session's idle time anew; the log learns of it later."""
@@ -312,7 +326,7 @@ class SessionKeeper:
         sessions = self.table.sessions()
         for session in sessions:
             session.lost = "weights changed" if session.is_pinned else None
-        await self.pins.unpin([session.header.id for session in sessions])
+        await self.unpin(sessions)
 
     def _stop(self, name: SessionId) -> None:
         for use in list(self.uses.get(name, ())):

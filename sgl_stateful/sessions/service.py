@@ -248,6 +248,7 @@ class SessionService:
                 self.metrics.demoted()
             else:
                 self.metrics.admitted()
+            self._keeper.renew(session)
             await self._keeper.in_thread(self._keeper.log.update, session.header)
             await self._refresh(session)
         return session
@@ -257,7 +258,7 @@ class SessionService:
         session = await self.get(session_id, owner)
         async with self._keeper.alone(session):
             self.table.unpin(session)
-            await self._keeper.pins.unpin([session.header.id])
+            await self._keeper.unpin([session])
             await self._keeper.in_thread(self._keeper.log.update, session.header)
         return session
 

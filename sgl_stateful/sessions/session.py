@@ -31,6 +31,8 @@ class Session:
         Why it is not pinned although it is to be; None: it is, or nobody asked.
     lost
         Why its KV has left the pool although it is pinned, as far as that is known; the next use prefills it.
+    fence
+        Of its queries: grows with every change, so that one that began before does not move the pin back.
     uses
         Queries and turns that are being answered.
     turning
@@ -50,6 +52,7 @@ class Session:
     state: State = "open"
     demoted: PinNumbers | None = None
     lost: str | None = None
+    fence: int = 0
     uses: int = 0
     turning: bool = False
     changing: bool = False

@@ -16,7 +16,7 @@ from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
 from memstore import KVBlobs, MemStore
 from sgl_stateful.directive import DIRECTIVE_KEY
-from sgl_stateful.errors import IncompatibleServer
+from sgl_stateful.errors import IncompatibleServer, SessionError
 from sgl_stateful.prompt import SENTINEL, split_at_sentinel
 from sgl_stateful.service import MemoryService
 from sgl_stateful.settings import StatefulSettings
@@ -35,6 +35,7 @@ _MANAGER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
 _CHAT = "sglang.srt.entrypoints.openai.serving_chat.OpenAIServingChat"
 _WORKER = "sglang.srt.managers.tp_worker.TpModelWorker"
 _STREAMER = "sglang.srt.managers.scheduler_components.output_streamer.SchedulerOutputStreamer"
+_HTTP_SERVER = "sglang.srt.entrypoints.http_server"
 _WEIGHT_UPDATES = (
     "update_weights_from_disk",
     "update_weights_from_distributed",
@@ -58,14 +59,22 @@ def register_hooks() -> None:
     HookRegistry.register(f"{_CHAT}._convert_to_internal_request", chat.around_convert, HookType.AROUND)
     HookRegistry.register(f"{_CHAT}._handle_non_streaming_request", chat.around_non_streaming, HookType.AROUND)
     HookRegistry.register(f"{_CHAT}._generate_chat_stream", chat.around_stream, HookType.AROUND)
-    HookRegistry.register(
-        "sglang.srt.entrypoints.http_server._setup_and_run_http_server", before_http_server, HookType.BEFORE
-    )
+    HookRegistry.register(f"{_HTTP_SERVER}._create_error_response", around_error_response, HookType.AROUND)
+    HookRegistry.register(f"{_HTTP_SERVER}._setup_and_run_http_server", before_http_server, HookType.BEFORE)
 
 
 def around_is_request_level(original: Callable[..., bool], streamer: Any, key: str) -> bool:
     """AROUND ``is_request_level_customized_info_key``: our report belongs to the request, not to one of its tokens."""
     return key == DIRECTIVE_KEY or original(streamer, key)
+
+
+def around_error_response(original: Callable[..., Any], error: Any) -> Any:
+    """AROUND ``_create_error_response``, by which ``/generate`` answers: a session's refusal with all that it says."""
+    if not isinstance(error, SessionError):
+        return original(error)
+    from .session_errors import session_error
+
+    return session_error(error)
 
 
 def after_manager_init(_: None, manager: Any, server_args: Any, *args: Any, **kwargs: Any) -> None:

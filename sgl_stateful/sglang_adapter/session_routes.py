@@ -6,7 +6,6 @@ import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import aclosing
-from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import APIRouter, FastAPI, Query, Request, Response
@@ -17,8 +16,8 @@ from sglang.srt.managers.io_struct import GenerateReqInput
 from sglang.srt.utils.auth import AuthLevel, auth_level
 from starlette.exceptions import HTTPException
 
-from memstore import InvalidInput, MemStoreError
-from sgl_stateful.errors import BadSessionRequest, PinRefused, SessionError, StatefulError
+from memstore import MemStoreError
+from sgl_stateful.errors import BadSessionRequest, SessionError, StatefulError
 from sgl_stateful.sessions.params import SessionParams
 from sgl_stateful.sessions.service import SessionService
 from sgl_stateful.sessions.use import Mode
@@ -34,6 +33,7 @@ from .session_bodies import (
     PinBody,
     RewindBody,
 )
+from .session_errors import session_error
 from .session_questions import ask as ask_session
 from .session_questions import with_facts
 from .session_requests import ASKED
@@ -41,26 +41,6 @@ from .session_requests import ASKED
 logger = logging.getLogger(__name__)
 
 _MAX_LISTED = 1000
-
-
-def session_error(error: Exception) -> Response:
-    """One clear JSON error for whatever a session, its log or the engine raised."""
-    if isinstance(error, RequestValidationError | InvalidInput):
-        error = BadSessionRequest(_problems(error))
-    if not isinstance(error, SessionError):
-        return error_response(error)
-    body = {"message": str(error), "type": type(error).__name__, "code": error.status_code}
-    if isinstance(error, PinRefused):
-        body |= asdict(error.numbers)
-    headers = None if error.retry_after_s is None else {"Retry-After": str(error.retry_after_s)}
-    return JSONResponse({"error": body}, status_code=error.status_code, headers=headers)
-
-
-def _problems(error: Exception) -> str:
-    if not isinstance(error, RequestValidationError):
-        return str(error)
-    text = "; ".join(f"{'.'.join(map(str, p['loc'][1:])) or p['loc'][0]}: {p['msg']}" for p in error.errors())
-    return text.encode("utf-8", "backslashreplace").decode()
 
 
 class SessionRoute(APIRoute):

@@ -446,7 +446,7 @@ def test_the_wrong_session_on_sglangs_own_routes(http: httpx.Client) -> None:
         reply = http.post("/v1/chat/completions", json={**body, "stream": stream})
         assert (reply.status_code, reply.json()["type"]) == (404, "SessionNotFound")
     reply = http.post("/generate", json={"text": "x", "sampling_params": {"custom_params": params}})
-    assert (reply.status_code, reply.json()["error"]["message"]) == (404, "there is no such session of this owner")
+    assert (reply.status_code, reply.json()["error"]["type"]) == (404, "SessionNotFound")
     bad = {"model": "default", "messages": [QUESTION], "custom_params": {"session": {"id": "a", "mode": "maybe"}}}
     assert http.post("/v1/chat/completions", json=bad).status_code == 422
 

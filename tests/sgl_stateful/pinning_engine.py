@@ -37,6 +37,7 @@ class PinningEngine:
         self.at_gate = asyncio.Event()
         self._cached: dict[str, set[tuple[int, ...]]] = {}
         self._fences: dict[str, int] = {}
+        self._pinned_at: dict[str, int] = {}
 
     async def prefill(
         self,
@@ -66,12 +67,14 @@ class PinningEngine:
         return cached
 
     def held(self, ids: tuple[int, ...], hold: Hold | None) -> dict[str, Any] | None:
-        """Pin what the request says, unless its session was unpinned after it was sent."""
+        """Pin what the request says, unless its session was pinned or unpinned by what is newer."""
         if hold is None:
             return None
         lost = None
-        if hold.pin and hold.fence > self._fences.get(hold.session_id, 0):
+        latest = max(self._fences.get(hold.session_id, 0), self._pinned_at.get(hold.session_id, 0))
+        if hold.pin and hold.fence >= latest:
             lost = self.lost.pop(hold.session_id, None)
+            self._pinned_at[hold.session_id] = hold.fence
             self.pins[hold.session_id] = ids if hold.tokens is None else ids[: hold.tokens]
         return {"pinned_tokens": len(self.pins.get(hold.session_id, ())), "lost": lost}
 

@@ -305,6 +305,36 @@ async def test_a_query_is_answered_on_the_version_at_which_it_began(
     assert (session.version, shown(session), session.uses) == (2, "abcdef", 0)
 
 
+async def test_a_query_that_ends_late_does_not_move_the_pin_back(
+    sessions: SessionService, engine: PinningEngine
+) -> None:
+    session = await sessions.create(ANA, text("abc"), PLAIN)
+    engine.gate = asyncio.Event()
+    appending = asyncio.create_task(sessions.append(session.header.id, ANA, text("def")))
+    await engine.at_gate.wait()
+    use = await sessions.answering.begin(session.header.id, ANA, "query")  # on the old version, after the append began
+    engine.gate.set()
+    await appending
+    engine.gate = None
+    await asked(sessions, use, "?", engine, "!")
+    assert engine.pins[session.header.id] == tuple(session.token_ids())
+    await sessions.rewind(session.header.id, ANA, 1)
+    await asked(sessions, await sessions.answering.begin(session.header.id, ANA, "query"), "?", engine, "!")
+    assert engine.pins[session.header.id] == tuple(session.token_ids())
+
+
+async def test_a_pin_that_ran_ahead_is_put_right_by_the_next_query(
+    sessions: SessionService, engine: PinningEngine, log: FailingLog
+) -> None:
+    session = await sessions.create(ANA, text("abc"), PLAIN)
+    log.is_down = True
+    with pytest.raises(StoreUnreachable):
+        await sessions.append(session.header.id, ANA, text("def"))
+    assert len(engine.pins[session.header.id]) == 7
+    await asked(sessions, await sessions.answering.begin(session.header.id, ANA, "query"), "?", engine, "!")
+    assert engine.pins[session.header.id] == tuple(session.token_ids())
+
+
 async def test_a_turn_becomes_part_of_the_session(
     sessions: SessionService, engine: PinningEngine, log: FailingLog
 ) -> None:
