@@ -343,6 +343,7 @@ def test_a_splice_is_pinned_up_to_where_it_begins(sessions: Sessions, engine: Ru
     spans = tuple(type(s)(s.encoding_id, s.start + shift, s.end + shift) for s in prompt.spans)
     hold = sessions.hold("spliced", None)
     salt = "pinned:spliced"
+    engine.run(engine.port.prefill(ids[: spans[1].end], salt=salt, directive=None))  # two facts are there as text, too
     found = engine.run(engine.port.prefill(ids, salt=salt, directive=Splice(spans), top_logprobs=2, hold=hold))
     assert found.scheduler["tier"] == "spliced"
     assert found.scheduler["session"] == {"pinned_tokens": 96, "pinned_cells": 96, "lost": None}
