@@ -49,11 +49,11 @@ def main() -> None:
             progress.console.print(f"{time.monotonic() - started:4.0f} s  {line}", highlight=False, soft_wrap=True)
 
         say(json.dumps(meta))
+        suite = Suite(args.model, directory, shape, only=args.only, seed=args.seed, say=say, advance=advance)
         try:
-            suite = Suite(args.model, directory, shape, only=args.only, seed=args.seed, say=say, advance=advance)
             suite.run()
         except BaseException:
-            say(f"the servers' logs are in {directory}")
+            say(f"{table(suite.rows)}\nended after these rows; the servers' logs are in {directory}")
             raise
     shutil.rmtree(directory)
     bars = bars_of(suite.measured)

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from .servers import shared_flags
 
 _MARK = "floor: "
+_SPARE_TOKENS = 500
 
 
 class Forward(NamedTuple):
@@ -26,7 +27,7 @@ class Forward(NamedTuple):
 
 
 def bare_forward_ms(
-    model: Path, prefixes: Sequence[int], *, new: int, repeats: int, dtype: str, pool_tokens: int
+    model: Path, prefixes: Sequence[int], *, new: int, repeats: int, dtype: str
 ) -> dict[Forward, list[float]]:
     """Milliseconds of each forward.
 
@@ -35,6 +36,7 @@ def bare_forward_ms(
     RuntimeError
         The child failed; with the end of what it wrote.
     """
+    pool_tokens = 2 * (sum(prefixes) + len(prefixes) * (new + 1)) + _SPARE_TOKENS  # adjacent and apart, all at once
     arguments = [json.dumps([str(model), list(prefixes), new, repeats, dtype, pool_tokens])]
     child = subprocess.run(
         [sys.executable, "-m", "sessions_bench.floor", *arguments], capture_output=True, text=True, check=False

@@ -44,9 +44,7 @@ def query_rows(ours: SessionClient, corpus: Corpus, shape: Shape) -> tuple[list[
 def floor_rows(model: Path, shape: Shape, dtype: str) -> list[Row]:
     """Return what the bare model takes for the same shapes."""
     prefixes = (shape.short, shape.long)
-    times = bare_forward_ms(
-        model, prefixes, new=shape.question, repeats=shape.query_repeats, dtype=dtype, pool_tokens=shape.pool
-    )
+    times = bare_forward_ms(model, prefixes, new=shape.question, repeats=shape.query_repeats, dtype=dtype)
     rows = []
     for forward, taken in times.items():
         ratio = None
