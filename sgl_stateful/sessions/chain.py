@@ -28,6 +28,8 @@ class Link:
         Tokens so far, those of ``segment`` included.
     depth
         Segments so far, this one included.
+    root_key
+        The key of the first link.
     """
 
     parent: Link | None
@@ -35,6 +37,7 @@ class Link:
     key: bytes
     end: int
     depth: int
+    root_key: bytes
 
 
 Head = Link | None
@@ -47,7 +50,8 @@ def extend(head: Head, segments: Iterable[Segment], *, owner: str) -> Head:
         before = hashlib.blake2b(owner.encode(), digest_size=16).digest() if head is None else head.key
         tokens = np.ascontiguousarray(segment.token_ids, dtype="<i4").tobytes()
         key = hashlib.blake2b(before + tokens, digest_size=16).digest()
-        head = Link(head, segment, key, num_tokens(head) + len(segment), num_segments(head) + 1)
+        root = key if head is None else head.root_key
+        head = Link(head, segment, key, num_tokens(head) + len(segment), num_segments(head) + 1, root)
     return head
 
 
@@ -69,6 +73,24 @@ def first(head: Head, count: int) -> Head:
     while head is not None and head.depth > count:
         head = head.parent
     return head
+
+
+def root_key(head: Head) -> bytes:
+    """Stands for the owner and the first segment: contents that begin alike have it in common; empty without any."""
+    return b"" if head is None else head.root_key
+
+
+def beyond(heads: Iterable[Head], others: Iterable[Head]) -> Iterator[Link]:
+    """Every link of ``heads`` that ``others`` do not have, once; looks only at what they do not have in common."""
+    known = list(others)
+    for head in heads:
+        at = list(known)
+        for link in links(head):
+            at = [first(other, min(link.depth, num_segments(other))) for other in at]
+            if any(other is not None and other.key == link.key for other in at):
+                break  # and so is all before it
+            yield link
+        known.append(head)
 
 
 def num_tokens(head: Head) -> int:
