@@ -106,6 +106,13 @@ class SessionHeader:
     parent: SessionId | None = None
     parent_version: int | None = None
 
+    def ends_at(self) -> float | None:
+        """When it ends unless it is used: seconds since 1970; None: never."""
+        ends = [self.used_at + self.ttl_s] if self.ttl_s is not None else []
+        if self.max_age_s is not None:
+            ends.append(self.created_at + self.max_age_s)
+        return min(ends, default=None)
+
     def used(self, at: float) -> SessionHeader:
         """The same, last used then."""
         return replace(self, used_at=at)

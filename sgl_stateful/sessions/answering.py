@@ -8,7 +8,14 @@ from dataclasses import replace
 from typing import Any
 
 from memstore import MemStoreError
-from sgl_stateful.errors import SessionClosed, SessionNotSaved, SessionTooLong, SessionVersionConflict, TurnInProgress
+from sgl_stateful.errors import (
+    SessionClosed,
+    SessionExpired,
+    SessionNotSaved,
+    SessionTooLong,
+    SessionVersionConflict,
+    TurnInProgress,
+)
 
 from .content import Renderer
 from .keeper import SessionKeeper
@@ -34,18 +41,18 @@ class Answering:
         SessionError, StoreError
         """
         session = await self._keeper.get(session_id, owner)
-        if mode == "turn" and session.turning:
-            raise TurnInProgress("another turn of this session is being answered: wait for its end")
         salt = await self._keeper.salt(session.header.owner)
         stack = AsyncExitStack()
         if mode == "turn":
+            if session.turning:
+                raise TurnInProgress("another turn of this session is being answered: wait for its end")
             session.turning = True
             stack.callback(setattr, session, "turning", False)
         try:
             if mode == "turn":
                 await stack.enter_async_context(self._keeper.alone(session))
-            else:
-                self._keeper.table.get(session_id, owner=owner)
+            elif self._keeper.table.get(session_id, owner=owner) is not session:
+                raise SessionVersionConflict("another server has changed the session: repeat")
             if if_version not in (None, session.version):
                 raise SessionVersionConflict(f"the session has version {session.version}, not {if_version}")
         except BaseException:
@@ -80,17 +87,18 @@ class Answering:
         SessionTooLong, PinRefused
         """
         table = self._keeper.table
-        closing = len(self._renderer.closing_ids()) if use.is_chat else 0
+        closing = len(self._renderer.closing_ids()) if use.is_chat and use.mode == "turn" else 0
         room = table.max_tokens - len(use.token_ids) - len(question_ids) - closing
-        if use.mode == "query":
-            return room
-        if room < (max_new_tokens or 1):
+        needed = 1 if max_new_tokens is None or use.mode == "query" else max_new_tokens
+        if room < needed:
             raise SessionTooLong(
                 f"{len(use.token_ids)} tokens of session and {len(question_ids)} of question leave room for"
-                f" {max(room, 0)} of an answer, and {max_new_tokens or 1} are asked for"
+                f" {max(room, 0)} of an answer, and {needed} are asked for"
             )
+        if use.mode == "query":
+            return room
         use.question_ids = question_ids
-        growth = len(question_ids) + min(room, max_new_tokens or room) + closing
+        growth = len(question_ids) + (room if max_new_tokens is None else max_new_tokens) + closing
         with self._keeper.counting_refusals():
             demoted = table.reserve(use.session, growth)
         if demoted is not None:
@@ -115,8 +123,7 @@ class Answering:
             if report is not None and session.version == use.data_version:
                 session.lost = None
             if use.mode == "turn":
-                if session.state != "open":
-                    raise SessionClosed("the session was closed while it was answering")
+                self.check(use)
                 if not answer.aborted:
                     version = await self._commit(use, answer)
         except MemStoreError as error:
@@ -146,7 +153,21 @@ class Answering:
         made = await self._keeper.make(change, self._keeper.logging(change), is_in_pool=True)
         if made.change.dropped_messages:
             session.lost = "window moved"
+        elif use.hold.tokens is not None or not use.hold.pin:
+            session.lost = "not prefilled yet"  # facts stood before it, or its pin did not fit when it began
         return change.entry.version
+
+    @staticmethod
+    def check(use: Use) -> None:
+        """Raise where the session has ended under a use.
+
+        Raises
+        ------
+        SessionClosed, SessionExpired
+        """
+        state = use.session.state
+        if state != "open":
+            raise (SessionClosed if state == "closed" else SessionExpired)("the session has ended under this request")
 
     async def drop(self, use: Use) -> None:
         """The request has come to its end, one way or another; harmless when repeated."""

@@ -9,14 +9,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
-from typing import Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
-from memstore import OwnerId, SessionGone, SessionMoved, StoreDamaged
-from memstore.session_log import LogEntry, SessionId, SessionLog
+from memstore import MemStoreError, OwnerId, SessionGone, SessionMoved
+from memstore.session_log import LogEntry, SessionHeader, SessionId, SessionLog
 from sgl_stateful.engine_port import EnginePort
 from sgl_stateful.errors import (
     PinRefused,
@@ -86,20 +87,25 @@ class SessionKeeper:
         self._weights = ""
         self._locks: dict[SessionId, asyncio.Lock] = {}
         self._loading = asyncio.Lock()
-        self._loaded_all = False
-        self._loaded_up_to: SessionId | None = None
+        self._purges: Counter[str] = Counter()  # of each owner, while this process lives
         self._touched: dict[SessionId, float] = {}
         self._undeleted: dict[SessionId, OwnerId] = {}
 
     # ---- finding ----
 
     async def get(self, session_id: str, owner: str | None) -> Session:
-        """The session, alive, from the log if it is not here.
+        """The session, alive and about to be used, from the log if it is not here.
 
         Raises
         ------
         SessionNotFound, SessionClosed, SessionExpired, SessionOfAnotherModel, StoreError
         """
+        session = await self.find(session_id, owner)
+        self.table.wake(session)
+        return session
+
+    async def find(self, session_id: str, owner: str | None) -> Session:
+        """The session as ``get`` has it, only to be looked at: it is not counted if it was not before."""
         if not self.table.knows(session_id):
             await self._load(SessionId(session_id), owner)
         return self.table.get(session_id, owner=owner)
@@ -119,21 +125,17 @@ class SessionKeeper:
                 raise SessionNotFound("there is no such session of this owner") from None
             self.renew(self.table.restore(header, entries))
 
-    async def load_all(self) -> None:
-        """Have every session of the log here that this model can serve, once; later ones come when asked for."""
-        while not self._loaded_all:
-            try:
-                page = await self.in_thread(partial(self.log.headers, after=self._loaded_up_to))
-            except StoreDamaged as error:
-                logger.error("sessions are only looked for when they are used: %s", error)
-                self._loaded_all = True
-                return
+    async def sessions_of(self, owner: str) -> list[Session]:
+        """An owner's sessions that this model can serve, by id; those whose time is over are left out."""
+        after: SessionId | None = None
+        while page := await self.in_thread(partial(self.log.headers, after=after)):
+            after = page[-1].id
             for header in page:
-                self._loaded_up_to = header.id
-                with suppress(SessionNotFound, SessionOfAnotherModel, StoreDamaged):
-                    if not self.table.knows(header.id):
-                        await self._load(header.id, header.owner)
-            self._loaded_all = not page
+                if header.owner == owner and not self.table.knows(header.id):
+                    with suppress(SessionNotFound, SessionOfAnotherModel):
+                        await self._load(header.id, owner)
+        now = self.clock()
+        return [session for session in self.table.sessions(owner) if session.ended_by(now) is None]
 
     @asynccontextmanager
     async def alone(self, session: Session) -> AsyncIterator[None]:
@@ -141,12 +143,13 @@ class SessionKeeper:
 
         Raises
         ------
-        SessionNotFound
-            It has ended while this waited.
+        SessionNotFound, SessionVersionConflict
+            It has ended while this waited, or goes on elsewhere.
         """
         lock = self._locks.setdefault(session.header.id, asyncio.Lock())
         async with lock:
-            self.table.get(session.header.id, owner=None)
+            if self.table.get(session.header.id, owner=None) is not session:
+                raise SessionVersionConflict("another server has changed the session: look at it and repeat")
             yield
 
     def is_changing(self, session: Session) -> bool:
@@ -174,33 +177,80 @@ class SessionKeeper:
             The log cannot be written.
         """
         session, began = change.session, time.perf_counter()
-        if change.demoted is not None:
-            self.metrics.demoted()
+        purges = self._purges[session.header.owner]
         prefilled = cached = 0
         try:
+            if change.gives_way:
+                await self.unpin([session])
             if not is_in_pool and (ids := change.token_ids()):
                 prefilled, cached = await self.prefill(session, ids, pin=change.pin)
-            await self.in_thread(write)
-        except SessionMoved:
-            self.table.abandon(change)
-            self.table.forget(session)
-            self._stop(session.header.id)
-            raise SessionVersionConflict("another server has changed the session: look at it and repeat") from None
-        except SessionGone:
-            self.table.abandon(change)
-            raise SessionClosed("the session has been closed") from None
         except BaseException:
             self.table.abandon(change)
             raise
         finally:
             # Whatever the pin is now: who begins from here on puts it right, and who began before leaves it alone.
             self.renew(session)
+        await _to_its_end(self._write(change, write, purges))
+        return Made(session, change, prefilled, cached, 1e3 * (time.perf_counter() - began))
+
+    async def _write(self, change: Change, write: Callable[[], None], purges: int) -> None:
+        """Log and commit, or abandon; not to be cancelled in between, when nobody knew which it was."""
+        session, was_pinned = change.session, change.session.is_pinned or change.session.version == 0
+        try:
+            await self.in_thread(write)
+            await self._check_purge(session, purges)
+        except SessionMoved:
+            self.table.abandon(change)
+            await self._forget(session)
+            raise SessionVersionConflict("another server has changed the session: look at it and repeat") from None
+        except SessionGone:
+            self.table.abandon(change)
+            await self.gone(session)
+            raise SessionClosed("the session has been closed") from None
+        except BaseException:
+            self.table.abandon(change)
+            raise
         self.table.commit(change)
         if change.pin:
             session.lost = None
-        elif change.demoted is not None:
+        elif change.demoted is not None and was_pinned:
+            self.metrics.demoted()
             await self.unpin([session])
-        return Made(session, change, prefilled, cached, 1e3 * (time.perf_counter() - began))
+
+    async def _check_purge(self, session: Session, purges: int) -> None:
+        """Take back what has just been written where the owner was purged meanwhile, or the parent is gone."""
+        header = session.header
+        is_orphan = header.parent is not None and session.version == 0
+        is_orphan = is_orphan and await self.in_thread(self.log.header, header.parent) is None
+        if is_orphan or purges != self._purges[header.owner]:
+            await self.in_thread(self.log.delete, header.owner, header.id)
+            raise SessionGone("the owner was purged")
+
+    async def gone(self, session: Session) -> None:
+        """The log has the session no more: end it here too."""
+        if session.state == "open" and session.version > 0:
+            self.table.close(session)
+        self._stop(session.header.id)
+        await self.pins.unpin([session.header.id])
+
+    async def _forget(self, session: Session) -> None:
+        """The session goes on elsewhere: drop the copy."""
+        self.table.forget(session)
+        self._stop(session.header.id)
+        await self.pins.unpin([session.header.id])
+
+    async def update(self, session: Session, header: SessionHeader) -> None:
+        """Log what holds for a session from now on.
+
+        Raises
+        ------
+        SessionClosed, StoreError
+        """
+        try:
+            await self.in_thread(self.log.update, header)
+        except SessionGone:
+            await self.gone(session)
+            raise SessionClosed("the session has been closed") from None
 
     def logging(self, change: Change) -> Callable[[], None]:
         """What writes a change of a session that is in the log."""
@@ -278,13 +328,52 @@ class SessionKeeper:
         self._stop(name)
         self._undeleted[name] = session.header.owner
         await self.pins.unpin([name])
-        await self.delete_ended()
+        await self._delete(name)
+
+    async def _delete(self, name: SessionId) -> None:
+        await self.in_thread(self.log.delete, self._undeleted[name], name)
+        self._undeleted.pop(name, None)
 
     async def delete_ended(self) -> None:
-        """Delete what has ended from the log, also what could not be deleted then."""
-        for name, owner in list(self._undeleted.items()):
-            await self.in_thread(self.log.delete, owner, name)
-            self._undeleted.pop(name, None)
+        """Delete from the log what has ended and could not be deleted then."""
+        for name in list(self._undeleted):
+            try:
+                await self._delete(name)
+            except MemStoreError as error:
+                logger.warning("session %s cannot be deleted from the log yet: %s", name, error)
+
+    async def expire(self) -> int:
+        """End the sessions whose time is over; returns how many. One that was used on another server lives on there."""
+        count = 0
+        for session, why in self.table.expired():
+            header = await self.in_thread(self.log.header, session.header.id)
+            if header is not None and header.used_at > session.header.used_at:
+                if self.table.is_here(session):
+                    await self._forget(session)
+                continue
+            if self.table.is_here(session) and session.ended_by(self.clock()) is not None:
+                self.metrics.expired(why)
+                count += 1
+                await self.end(session, "expired")
+        return count
+
+    async def expire_elsewhere(self, *, grace_s: float) -> int:
+        """Delete sessions of the log that nobody has in memory any more and whose time has long been over.
+
+        Parameters
+        ----------
+        grace_s
+            How much longer than its time one is left, for a server that is still answering on it.
+        """
+        after: SessionId | None = None
+        count = 0
+        while page := await self.in_thread(partial(self.log.headers, after=after)):
+            after = page[-1].id
+            for header in page:
+                ends = header.ends_at()
+                if ends is not None and ends + grace_s <= self.clock() and not self.table.knows(header.id):
+                    count += await self.in_thread(self.log.delete, header.owner, header.id)
+        return count
 
     async def write_touches(self) -> None:
         """Write to the log when sessions were last used."""
@@ -310,13 +399,19 @@ class SessionKeeper:
                     self.table.forget_versions(session)
 
     async def purged(self, owner: str) -> int:
-        """End every session of an owner whose everything was removed; returns how many."""
+        """End every session of an owner whose everything was removed; returns how many.
+
+        What the log still has was opened after the purge, by the time that another process's purge is known here.
+        """
         self._salts.pop(owner, None)
-        ended = self.table.sessions(owner)
-        for session in ended:
-            self.table.close(session)
-            self._stop(session.header.id)
-        await self.pins.unpin([session.header.id for session in ended])
+        self._purges[owner] += 1
+        ended = []
+        for session in self.table.sessions(owner):
+            if await self.in_thread(self.log.header, session.header.id) is None and self.table.is_here(session):
+                self.table.close(session)
+                self._stop(session.header.id)
+                ended.append(session.header.id)
+        await self.pins.unpin(ended)
         return len(ended)
 
     async def weights_changed(self, epoch: str) -> None:
@@ -340,12 +435,27 @@ class SessionKeeper:
     async def salt(self, owner: str) -> str:
         """The cache salt of an owner, until the owner is purged or the weights change."""
         if (salt := self._salts.get(owner)) is None:
-            weights = self._weights
+            weights, purges = self._weights, self._purges[owner]
             salt = await self.in_thread(self._salt_of, owner) + weights
-            if weights == self._weights:
+            if (weights, purges) == (self._weights, self._purges[owner]):
                 self._salts[owner] = salt
         return salt
 
     async def in_thread(self, call: Callable[..., T], *args: object) -> T:
         """Wait for the log on a thread."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, partial(call, *args))
+
+
+async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
+    """Wait for the work, and when cancelled wait all the same: what it holds is not to be let go before."""
+    task = asyncio.get_running_loop().create_task(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        task.exception()  # nobody is left to be told
+        raise cancelled
+    task.result()

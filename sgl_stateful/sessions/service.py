@@ -36,6 +36,7 @@ logger = logging.getLogger(__name__)
 
 _SHORT_CHARACTERS = 4000  # tokenised in well under a millisecond
 _GAUGES_EVERY_S = 5.0
+_LOG_EVERY_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +110,8 @@ class SessionService:
         self._queues = AppendQueues(self._keeper, limit=queue)
         self._pool_tokens = pool_tokens
         self.get = self._keeper.get
+        self.find = self._keeper.find
+        self.sessions_of = self._keeper.sessions_of
         self.purged = self._keeper.purged
         self.weights_changed = self._keeper.weights_changed
 
@@ -242,14 +245,13 @@ class SessionService:
         """
         session = await self.get(session_id, owner)
         async with self._keeper.alone(session):
+            await self._keeper.update(session, replace(session.header, is_pinned=True))
             with self._keeper.counting_refusals():
                 self.table.pin(session, demote=(on_full or session.header.on_full) == "demote")
             if session.demoted is not None:
                 self.metrics.demoted()
             else:
                 self.metrics.admitted()
-            self._keeper.renew(session)
-            await self._keeper.in_thread(self._keeper.log.update, session.header)
             await self._refresh(session)
         return session
 
@@ -257,9 +259,9 @@ class SessionService:
         """Let the session's KV be evicted when room is needed; it is prefilled again on use."""
         session = await self.get(session_id, owner)
         async with self._keeper.alone(session):
+            await self._keeper.update(session, replace(session.header, is_pinned=False))
             self.table.unpin(session)
             await self._keeper.unpin([session])
-            await self._keeper.in_thread(self._keeper.log.update, session.header)
         return session
 
     async def refresh(self, session_id: str, owner: str) -> Session:
@@ -276,18 +278,15 @@ class SessionService:
         if not (ids := session.token_ids()) or not session.is_pinned:
             return
         began = time.perf_counter()
-        prefilled, cached = await self._keeper.prefill(session, ids, pin=True)
+        try:
+            prefilled, cached = await self._keeper.prefill(session, ids, pin=True)
+        finally:
+            self._keeper.renew(session)
         ms = 1e3 * (time.perf_counter() - began)
         session.lost = None
         self.metrics.observe("rebuild", ms=ms, cached_tokens=cached, prefilled_tokens=prefilled)
 
     # ---- looking ----
-
-    async def sessions_of(self, owner: str) -> list[Session]:
-        """An owner's sessions by id; those whose time is over are left out."""
-        await self._keeper.load_all()
-        now = self._keeper.clock()
-        return [session for session in self.table.sessions(owner) if session.ended_by(now) is None]
 
     async def show(self, sessions: Sequence[Session]) -> list[dict[str, Any]]:
         """The sessions as the API shows them, with what has become of their pins."""
@@ -344,28 +343,32 @@ class SessionService:
 
     async def run(self, *, every_s: float) -> None:
         """End sessions whose time is over, and keep log and metrics up to date; until cancelled."""
-        gauged = 0.0
+        gauged = looked = 0.0
         while True:
             try:
-                await self._keeper.load_all()
                 await self.sweep()
-                if time.monotonic() - gauged >= _GAUGES_EVERY_S:
-                    gauged = time.monotonic()
+                now = time.monotonic()
+                if now - gauged >= _GAUGES_EVERY_S:
+                    gauged = now
                     await self._gauge()
+                if now - looked >= _LOG_EVERY_S:
+                    looked = now
+                    await self._keeper.expire_elsewhere(grace_s=_LOG_EVERY_S)
             except (MemStoreError, RuntimeError) as error:
                 logger.warning("looking after sessions failed, and is repeated: %s", error)
+            except Exception:
+                # The serving boundary: without upkeep nothing would expire any more.
+                logger.exception("looking after sessions failed, and is repeated")
             await asyncio.sleep(every_s)
 
     async def sweep(self) -> int:
         """End the sessions whose time is over; returns how many."""
-        expired = self.table.expired()
-        for session, why in expired:
-            self.metrics.expired(why)
-            await self._keeper.end(session, "expired")
-        await self._keeper.delete_ended()
-        await self._keeper.write_touches()
-        await self._keeper.compact()
-        return len(expired)
+        try:
+            return await self._keeper.expire()
+        finally:
+            await self._keeper.delete_ended()
+            await self._keeper.write_touches()
+            await self._keeper.compact()
 
     def close_all(self) -> None:
         """Begin nothing more; sessions stay in the log."""

@@ -31,6 +31,8 @@ class Session:
         Why it is not pinned although it is to be; None: it is, or nobody asked.
     lost
         Why its KV has left the pool although it is pinned, as far as that is known; the next use prefills it.
+    is_dormant
+        Whether it came from the log and has not been used here: its cells are not counted yet.
     fence
         Of its queries: grows with every change, so that one that began before does not move the pin back.
     uses
@@ -52,6 +54,7 @@ class Session:
     state: State = "open"
     demoted: PinNumbers | None = None
     lost: str | None = None
+    is_dormant: bool = False
     fence: int = 0
     uses: int = 0
     turning: bool = False
@@ -67,11 +70,13 @@ class Session:
     @property
     def is_pinned(self) -> bool:
         """Whether its cells are counted, and its KV is to be in the pool."""
-        return self.header.is_pinned and self.demoted is None
+        return self.header.is_pinned and self.demoted is None and not self.is_dormant
 
     @property
     def pin_state(self) -> PinState:
         """As callers see it."""
+        if self.is_dormant and self.header.is_pinned:
+            return "lost"
         if not self.is_pinned:
             return "unpinned"
         return "lost" if self.lost is not None else "pinned"
@@ -100,11 +105,7 @@ class Session:
 
     def expires_at(self) -> float | None:
         """When it ends unless it is used: seconds since 1970; None: never."""
-        header = self.header
-        ends = [header.used_at + header.ttl_s] if header.ttl_s is not None else []
-        if header.max_age_s is not None:
-            ends.append(header.created_at + header.max_age_s)
-        return min(ends, default=None)
+        return self.header.ends_at()
 
     def ended_by(self, now: float) -> Literal["idle", "age"] | None:
         """What has ended its life by now. Whoever is busy is not idle."""
@@ -163,6 +164,8 @@ class Change:
         What the session holds afterwards.
     demoted
         Why it will not be pinned.
+    gives_way
+        Whether the former content has to leave the pool first: both at once do not fit.
     appended_tokens
         New ones, those that are prefilled once more at other positions not included.
     """
@@ -171,6 +174,7 @@ class Change:
     entry: LogEntry
     head: Head
     demoted: PinNumbers | None
+    gives_way: bool = False
     appended_tokens: int = 0
     dropped_messages: int = 0
     dropped_tokens: int = 0

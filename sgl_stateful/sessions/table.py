@@ -116,11 +116,11 @@ class SessionTable:
         session = Session(header, version=0, head=None, versions=OrderedDict())
         session.changing = True
         entry = LogEntry(1, 0, 0, tuple(segments(head)))
-        demoted = self._claim(session, head)
+        demoted, _ = self._claim(session, head)
         return Change(session, entry, head, demoted, appended_tokens=sum(map(len, added)))
 
     def restore(self, header: SessionHeader, entries: Sequence[LogEntry]) -> Session:
-        """A session from its log, its KV not in the pool; demoted where its pin does not fit any more."""
+        """A session from its log: its KV is not in the pool, and its cells are not counted before it is used."""
         versions: OrderedDict[int, Head] = OrderedDict()
         for entry in entries:
             base = first(versions[entry.base], entry.keep) if entry.base else None
@@ -129,10 +129,21 @@ class SessionTable:
         while len(versions) > self.versions:
             versions.popitem(last=False)
         session = Session(header, last, versions[last], versions, lost="restarted", logged=len(entries))
-        if header.is_pinned:
-            self.pin(session, demote=True)
+        session.is_dormant = True
         self._sessions[header.id] = session
         return session
+
+    def wake(self, session: Session) -> None:
+        """Count a restored session's cells, as it is about to be used; demoted where its pin does not fit any more."""
+        if not session.is_dormant:
+            return
+        session.is_dormant = False
+        if session.header.is_pinned:
+            self.pin(session, demote=True)
+
+    def is_here(self, session: Session) -> bool:
+        """Whether this very object is the session of its id."""
+        return self._sessions.get(session.header.id) is session
 
     def close(self, session: Session, *, how: Literal["closed", "expired"] = "closed") -> None:
         """End a session; its cells are free, and changes under way can no longer be committed."""
@@ -268,23 +279,30 @@ class SessionTable:
         assert not session.changing, f"two changes of {session.header.id} at once"
         head = extend(first(session.versions[base], keep), added, owner=session.header.owner)
         self._check_length(head)
-        demoted = self._claim(session, head)
+        demoted, gives_way = self._claim(session, head)
         session.changing = True
-        return Change(session, LogEntry(session.version + 1, base, keep, added), head, demoted)
+        return Change(session, LogEntry(session.version + 1, base, keep, added), head, demoted, gives_way)
 
-    def _claim(self, session: Session, head: Head) -> PinNumbers | None:
-        """Claim the cells of the next state beside those of the present one; returns why they are not claimed."""
+    def _claim(self, session: Session, head: Head) -> tuple[PinNumbers | None, bool]:
+        """Claim the cells of the next state beside those of the present one, or alone where both do not fit.
+
+        Returns why they are not claimed, and whether they are claimed alone.
+        """
         header = session.header
         if not header.is_pinned:
-            return None
+            return None, False
         present = (session.head,) if session.is_pinned else ()
         try:
             self.ledger.claim(header.id, header.owner, *present, head, reserve_tokens=header.reserve_tokens)
         except PinRefused as refused:
-            if header.on_full == "refuse":
-                raise
-            return refused.numbers
-        return None
+            try:
+                self.ledger.claim(header.id, header.owner, head, reserve_tokens=header.reserve_tokens)
+            except PinRefused:
+                if header.on_full == "refuse":
+                    raise refused from None
+                return refused.numbers, False
+            return None, True
+        return None, False
 
     def reserve(self, session: Session, growth: int) -> PinNumbers | None:
         """Claim cells for what a turn will add, tokens at most; returns why they are not claimed. Ends with ``settle``.
@@ -312,7 +330,12 @@ class SessionTable:
         if not session.is_pinned or session.version == 0 or session.state != "open":
             self.ledger.release(header.id)
             return
-        self.ledger.claim(header.id, header.owner, session.head, reserve_tokens=header.reserve_tokens)
+        try:
+            self.ledger.claim(header.id, header.owner, session.head, reserve_tokens=header.reserve_tokens)
+        except PinRefused as refused:
+            # It had given way for a change that was abandoned, and others were quicker.
+            self.ledger.release(header.id)
+            session.demoted = refused.numbers
 
     def _check_version(self, session: Session, if_version: int | None) -> None:
         if if_version not in (None, session.version):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from fastapi.responses import JSONResponse
@@ -12,7 +13,7 @@ from pydantic import TypeAdapter
 from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest, ChatCompletionResponse
 
 from memstore import MemStoreError
-from sgl_stateful.errors import BadMemoryRequest, BadSessionRequest, SessionError, StatefulError
+from sgl_stateful.errors import BadMemoryRequest, BadSessionRequest, PinRefused, SessionError, StatefulError
 from sgl_stateful.params import MEMORY_KEY, MemoryParams, parse_memory_params
 from sgl_stateful.prompt import split_at_sentinel
 from sgl_stateful.retrieval import Retrieved
@@ -86,6 +87,8 @@ async def around_handle(original: Callable[..., Any], serving: Any, request: Any
 
 def _refusal(error: SessionError) -> JSONResponse:
     body = {"object": "error", "message": str(error), "type": type(error).__name__, "param": None}
+    if isinstance(error, PinRefused):
+        body |= asdict(error.numbers)
     headers = None if error.retry_after_s is None else {"Retry-After": str(error.retry_after_s)}
     return JSONResponse({**body, "code": error.status_code}, status_code=error.status_code, headers=headers)
 

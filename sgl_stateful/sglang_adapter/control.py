@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from typing import Any
@@ -133,7 +134,9 @@ async def call_schedulers(tokenizer_manager: Any, op: str, payload: dict[str, An
     tokenizer_manager.auto_create_handle_loop()
     communicator = getattr(tokenizer_manager, f"{COMMUNICATOR}_communicator")
     request = StatefulControlReqInput(op=op, payload=json.dumps(payload or {}))
-    answers = [json.loads(output.payload) for output in await communicator(request)]
+    # Not to be cancelled: SGLang would give the late answer to whoever asks next.
+    outputs = await asyncio.shield(asyncio.ensure_future(communicator(request)))
+    answers = [json.loads(output.payload) for output in outputs]
     if error := next((a["error"] for a in answers if "error" in a), None):
         raise RuntimeError(f"control call {op!r} failed: {error}")
     first: dict[str, Any] = answers[0]

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
+from fastapi import HTTPException
 from sglang.srt.managers.io_struct import GenerateReqInput
 
 from sgl_stateful.directive import DIRECTIVE_KEY, Directive, dump_directive
@@ -54,9 +55,14 @@ class SGLangEngine:
             log_metrics=False,
         )
         setattr(request, INTERNAL, True)
-        async with aclosing(self._tokenizer_manager.generate_request(request, None)) as replies:
-            reply = await anext(replies)
+        try:
+            async with aclosing(self._tokenizer_manager.generate_request(request, None)) as replies:
+                reply = await anext(replies)
+        except HTTPException as error:
+            raise RuntimeError(f"the engine refuses: {error.detail}") from error
         meta = reply["meta_info"]
+        if (meta.get("finish_reason") or {}).get("type") == "abort":
+            raise RuntimeError(f"the engine has aborted the prefill: {meta['finish_reason'].get('message')}")
         top: dict[int, float] = {}
         if top_logprobs:
             top = {token_id: logprob for logprob, token_id, _ in meta["output_top_logprobs"][0]}

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from functools import partial
 from typing import Any
 
 from sglang.srt.managers.io_struct import GenerateReqInput
@@ -168,11 +167,14 @@ async def _asked(tokenizer_manager: Any, request: GenerateReqInput) -> Asked | N
     ------
     ForgedDirective, SessionError, BadMemoryRequest, MemoryDisabled, StoreError
     """
-    if (asked := getattr(request, ASKED, None)) is not None:
-        return asked
     sampling = request.sampling_params
     several = sampling if isinstance(sampling, list) else [sampling]
+    # Each of them, whatever else is known: this is where a caller's forged directive is refused.
+    for one in several:
+        parse_memory_params((one or {}).get("custom_params"))
     wanted = [parse_session_params((one or {}).get("custom_params")) for one in several]
+    if (asked := getattr(request, ASKED, None)) is not None:
+        return asked
     params = next((one for one in wanted if one is not None), None)
     if params is None:
         return None
@@ -216,9 +218,14 @@ async def _prepare(tokenizer_manager: Any, request: GenerateReqInput) -> AnswerR
     sessions, samples = await ready_sessions(tokenizer_manager), _samples(request)
     session_requests.refuse_unsupported(request, is_turn=asked.params.mode == "turn", samples=samples)
     use = await session_requests.begin(sessions, service_of(tokenizer_manager), request, asked)
-    use.cancel = partial(tokenizer_manager.abort_request, request.rid)
-    incremental = bool(request.stream) and tokenizer_manager.incremental_streaming_output
-    return AnswerReader(sessions, use, samples=samples, incremental=incremental)
+    return AnswerReader(
+        sessions,
+        use,
+        rid=request.rid,
+        abort=tokenizer_manager.abort_request,
+        samples=samples,
+        incremental=bool(request.stream) and tokenizer_manager.incremental_streaming_output,
+    )
 
 
 async def _run(

@@ -96,7 +96,6 @@ class AskBody(_ContentBody):
     return_text_in_logprobs: bool = False
     memory: MemoryParams | None = None
     if_version: Version | None = None
-    rid: Annotated[str, Field(min_length=1, max_length=256)] | None = None
 
 
 class ForkBody(_Body):

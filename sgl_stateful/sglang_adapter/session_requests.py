@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -42,6 +43,7 @@ _NOT_TOGETHER = (
     "cache_salt",
     "extra_key",
 )
+_CLOSING_TOKENS = 16  # more than templates put behind an answer
 _TURN_TOKENS = 1024  # of an answer without a limit of its own
 
 
@@ -74,24 +76,38 @@ async def begin(sessions: SessionService, memory_service: Any, request: Generate
         sampling = dict(request.sampling_params or {})
         question = [*asked.head, *asked.tail]
         use.is_chat = asked.is_chat
-        limit = sampling.get("max_new_tokens")
-        room = sessions.answering.admit(use, question, limit)
-        if params.mode == "turn" and limit is None:
-            sampling["max_new_tokens"] = min(room, _TURN_TOKENS)
+        limit = _limit(sampling, use, question, sessions.table.max_tokens)
+        sessions.answering.admit(use, question, limit)
+        if params.mode == "turn":
+            sampling["max_new_tokens"] = limit
         own: dict[str, Any] = {}
         ids = [*use.token_ids, *question]
         if asked.memory is not None:
             ids, own = await _with_facts(memory_service, request, use, asked, asked.memory, sampling)
         given = {k: v for k, v in (sampling.get("custom_params") or {}).items() if k not in (SESSION_KEY, MEMORY_KEY)}
+        assert not given.keys() & {DIRECTIVE_KEY, HOLD_KEY}, "keys that were to be refused"
         sampling["custom_params"] = {**given, **own, HOLD_KEY: dump_hold(use.hold)}
         request.sampling_params, request.text, request.input_ids = sampling, None, ids
         request.cache_salt = use.salt
         if not isinstance(request.rid, str) or not request.rid:
             request.rid = uuid.uuid4().hex
+        sessions.answering.check(use)
     except BaseException:
         await sessions.answering.drop(use)
         raise
     return use
+
+
+def _limit(sampling: dict[str, Any], use: Use, question: list[int], max_tokens: int) -> int | None:
+    """How long an answer may be, tokens; None: as long as it gets, which a turn's may not."""
+    limit = sampling.get("max_new_tokens")
+    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
+        raise BadSessionRequest(f"max_new_tokens has to be a number of tokens, not {limit!r}")
+    if use.mode == "turn" and limit is None:
+        return max(min(max_tokens - len(use.token_ids) - len(question) - _CLOSING_TOKENS, _TURN_TOKENS), 1)
+    if use.mode == "turn" and limit == 0:
+        raise BadSessionRequest("a turn needs an answer: max_new_tokens is 0")
+    return limit
 
 
 async def _with_facts(
@@ -120,11 +136,28 @@ async def _with_facts(
 
 
 class AnswerReader:
-    """Follows the replies of one request and ends its use of a session with the last one."""
+    """Follows the replies of one request and ends its use of a session with the last one.
 
-    def __init__(self, sessions: SessionService, use: Use, *, samples: int, incremental: bool) -> None:
+    Parameters
+    ----------
+    abort
+        Ends a request in the engine, by its id.
+    """
+
+    def __init__(
+        self,
+        sessions: SessionService,
+        use: Use,
+        *,
+        rid: str,
+        abort: Callable[[str], None],
+        samples: int,
+        incremental: bool,
+    ) -> None:
         self._sessions = sessions
         self._use = use
+        self._rids = {rid}
+        self._abort = abort
         self._samples = samples
         self._incremental = incremental
         self._ids: list[int] = []
@@ -132,6 +165,12 @@ class AnswerReader:
         self._finished = 0
         self._scheduler: dict[str, Any] | None = None
         self.shown: dict[str, Any] | None = None
+        use.cancel = self.cancel
+
+    def cancel(self) -> None:
+        """End the request in the engine, all of its answers; harmless when it has ended."""
+        for rid in self._rids:
+            self._abort(rid)
 
     async def see(self, item: Any, scheduler: dict[str, Any] | None) -> None:
         """Take one reply; the last one is given a ``session``.
@@ -139,8 +178,9 @@ class AnswerReader:
         Raises
         ------
         SessionError
-            The turn did not become part of the session.
+            The session has ended, or the turn did not become part of it.
         """
+        self._rids.add(item["meta_info"]["id"])  # several answers have ids of SGLang's own
         self._use.saw_token()
         self._scheduler = scheduler or self._scheduler
         if self._use.mode == "turn":
@@ -149,6 +189,7 @@ class AnswerReader:
         meta = item["meta_info"]
         reason = meta.get("finish_reason")
         if not reason:
+            self._sessions.answering.check(self._use)
             return
         self._finished += 1
         if self._finished < self._samples:
@@ -166,6 +207,8 @@ class AnswerReader:
 
     async def drop(self) -> None:
         """The request has come to its end; harmless after the last reply."""
+        if not self._use.is_ended:
+            self.cancel()
         await self._sessions.answering.drop(self._use)
 
 

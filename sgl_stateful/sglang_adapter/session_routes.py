@@ -17,7 +17,7 @@ from sglang.srt.utils.auth import AuthLevel, auth_level
 from starlette.exceptions import HTTPException
 
 from memstore import MemStoreError
-from sgl_stateful.errors import BadSessionRequest, SessionError, StatefulError
+from sgl_stateful.errors import BadSessionRequest, StatefulError
 from sgl_stateful.sessions.params import SessionParams
 from sgl_stateful.sessions.service import SessionService
 from sgl_stateful.sessions.use import Mode
@@ -118,7 +118,7 @@ def _life_routes(ready: Ready, default_ttl_s: float) -> APIRouter:
     @router.get("/{session_id}")
     async def get(session_id: str, owner: str) -> Any:
         sessions = await ready()
-        return (await sessions.show([await sessions.get(session_id, owner)]))[0]
+        return (await sessions.show([await sessions.find(session_id, owner)]))[0]
 
     @router.delete("/{session_id}")
     async def close(session_id: str, owner: str) -> Any:
@@ -189,7 +189,6 @@ def _ask_routes(ready: Ready, tokenizer_manager: Any) -> APIRouter:
         if body.memory is not None:
             asked = await with_facts(require_service(tokenizer_manager), asked)
         generate = GenerateReqInput(
-            rid=body.rid,
             input_ids=[*asked.head, *asked.tail],  # until the session comes in front
             sampling_params=body.sampling_params,
             stream=body.stream,
@@ -240,8 +239,10 @@ async def _events(first: Any, replies: Any) -> AsyncIterator[str]:
             yield f"data: {json.dumps(_reply(first))}\n\n"
             async for reply in replies:
                 yield f"data: {json.dumps(_reply(reply))}\n\n"
-        except (SessionError, ValueError) as error:
+        except Exception as error:
             # The status has been sent.
-            told = error if isinstance(error, SessionError) else BadSessionRequest(str(error))
+            told = BadSessionRequest(str(error)) if type(error) is ValueError else error
+            if not isinstance(told, StatefulError):
+                logger.exception("a stream of a session broke off")
             yield f"data: {bytes(session_error(told).body).decode()}\n\n"
     yield "data: [DONE]\n\n"

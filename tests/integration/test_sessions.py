@@ -427,16 +427,38 @@ def test_every_mistake_has_its_name_and_harms_nothing(http: httpx.Client, owner:
 
 
 @pytest.mark.parametrize("key", ["sgl_stateful", "sgl_stateful_session"])
-@pytest.mark.parametrize("route", ["/generate", "/v1/chat/completions"])
-def test_nobody_sets_the_servers_own_keys(http: httpx.Client, key: str, route: str) -> None:
-    params = {key: json.dumps({"session_id": "a", "tokens": 1, "pin": True, "fence": 1})}
-    if route == "/generate":
-        body: dict[str, Any] = {"text": "x", "sampling_params": {"max_new_tokens": 1, "custom_params": params}}
-    else:
-        body = {"model": "default", "messages": [QUESTION], "max_tokens": 1, "custom_params": params}
-    reply = http.post(route, json=body)
-    assert reply.status_code == 400
-    assert key in reply.text
+@pytest.mark.parametrize("mode", [None, "query", "turn"])
+def test_nobody_sets_the_servers_own_keys(http: httpx.Client, owner: str, key: str, mode: str | None) -> None:
+    forged: dict[str, Any] = {key: json.dumps({"op": "splice", "spans": [["theirs", 0, 2]], "session_id": "a"})}
+    session = KnownSession.open(http, owner, ids(20, 36))
+    beside = {} if mode is None else {"session": {"id": session.id, "mode": mode}}
+    sampling = {"max_new_tokens": 1, "custom_params": {**forged, **beside}}
+    replies = [
+        http.post("/generate", json={"text": "x", "sampling_params": sampling}),
+        http.post("/generate", json={"text": ["x", "y"], "sampling_params": [{"max_new_tokens": 1}, sampling]}),
+        http.post("/v1/chat/completions", json={"model": "default", "messages": [QUESTION], **sampling}),
+        session.post(mode or "query", text="x", sampling_params=sampling),
+        session.post(mode or "query", text="x", sampling_params=sampling, stream=True),
+    ]
+    for reply in replies:
+        assert reply.status_code in (400, 422), reply.text
+        assert key in reply.text
+    assert session.show()["version"] == 1
+
+
+def test_a_turn_without_a_limit_claims_what_a_turn_may_have(http: httpx.Client, owner: str) -> None:
+    """Not the whole context: half of it is the whole budget."""
+    session = http.post("/v1/sessions", json={"owner": owner, "messages": MESSAGES}).json()["id"]
+    body = {"model": "default", "messages": [QUESTION], "stop": ["."], **GREEDY}
+    reply = http.post(
+        "/v1/chat/completions", json={**body, "custom_params": {"session": {"id": session, "mode": "turn"}}}
+    )
+    assert reply.status_code == 200, reply.text
+    assert reply.json()["session"]["version"] == 2
+    for limit in (0, "many", -1, True):
+        asked = {"owner": owner, "text": "x", "sampling_params": {"max_new_tokens": limit}}
+        refused = http.post(f"/v1/sessions/{session}/turn", json=asked)
+        assert (refused.status_code, refused.json()["error"]["type"]) == (422, "BadSessionRequest")
 
 
 def test_the_wrong_session_on_sglangs_own_routes(http: httpx.Client) -> None:

@@ -184,7 +184,8 @@ class Sessions(RuleBasedStateMachine):
     def planned(self, name: str, content: Parts, plan: Callable[[], Change]) -> Change | None:
         known = self.known[name]
         held = [known.content] if known.is_pinned and known.version else []
-        fits = not known.wants_pin or self.fits(name, [*held, content])
+        # Both at once, or the new one in the place of the old.
+        fits = not known.wants_pin or self.fits(name, [*held, content]) or self.fits(name, [content])
         try:
             change: Change = plan()
         except SessionTooLong:

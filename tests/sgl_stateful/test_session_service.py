@@ -1,4 +1,5 @@
 import asyncio
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -41,6 +42,18 @@ class FailingLog(VolatileSessionLog):
 
     is_down = False
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.writing, self._open = threading.Event(), threading.Event()
+        self._open.set()
+
+    def pause(self) -> None:
+        """Let the next write wait."""
+        self._open.clear()
+
+    def go_on(self) -> None:
+        self._open.set()
+
     def create(self, header: SessionHeader, entry: LogEntry) -> None:
         self._check()
         super().create(header, entry)
@@ -54,6 +67,8 @@ class FailingLog(VolatileSessionLog):
         return super().delete(owner, session_id)
 
     def _check(self) -> None:
+        self.writing.set()
+        assert self._open.wait(10)
         if self.is_down:
             raise StoreUnreachable("the store does not answer")
 
@@ -551,15 +566,150 @@ async def test_a_session_of_another_model(make: Callable[..., SessionService], l
 
 async def test_a_purged_owner_has_no_sessions(sessions: SessionService, engine: PinningEngine, log: FailingLog) -> None:
     """Case M17's session."""
-    session, other = await sessions.create(ANA, text("abc"), PLAIN), await sessions.create(BO, text("abc"), PLAIN)
-    assert log.purge(OwnerId(ANA)) == 1
+    used, idle = await sessions.create(ANA, text("abc"), PLAIN), await sessions.create(ANA, text("abd"), PLAIN)
+    other = await sessions.create(BO, text("abc"), PLAIN)
+    query = await sessions.answering.begin(idle.header.id, ANA, "query")
+    assert log.purge(OwnerId(ANA)) == 2
     with pytest.raises(SessionClosed):
-        await sessions.append(session.header.id, ANA, text("d"))
+        await sessions.append(used.header.id, ANA, text("d"))
     assert await sessions.purged(ANA) == 1
-    assert set(engine.pins) == {other.header.id}
     with pytest.raises(SessionClosed):
-        await sessions.get(session.header.id, ANA)
+        sessions.answering.check(query)
+    assert set(engine.pins) == {other.header.id}
+    for session in (used, idle):
+        with pytest.raises(SessionClosed):
+            await sessions.answering.begin(session.header.id, ANA, "query")
     assert sessions.table.ledger.pinned == 4
+
+
+@pytest.mark.parametrize("how", ["create", "fork", "append"])
+async def test_a_purge_is_not_undone_by_what_was_under_way(
+    sessions: SessionService, engine: PinningEngine, log: FailingLog, how: str
+) -> None:
+    session = await sessions.create(ANA, text("secret"), PLAIN)
+    engine.gate = asyncio.Event()
+    work = {
+        "create": lambda: sessions.create(ANA, text("another"), PLAIN),
+        "fork": lambda: sessions.fork(session.header.id, ANA, version=None, options=lambda header: PLAIN),
+        "append": lambda: sessions.append(session.header.id, ANA, text("more")),
+    }[how]
+    task = asyncio.create_task(work())
+    await engine.at_gate.wait()
+    log.purge(OwnerId(ANA))
+    await sessions.purged(ANA)
+    engine.gate.set()
+    with pytest.raises(SessionClosed):
+        await task
+    assert list(log.headers()) == []
+    assert (engine.pins, sessions.table.ledger.pinned, len(sessions.table)) == ({}, 0, 0)
+
+
+async def test_what_was_opened_after_another_processs_purge_stays(sessions: SessionService, log: FailingLog) -> None:
+    before = await sessions.create(ANA, text("abc"), PLAIN)
+    log.purge(OwnerId(ANA))
+    after = await sessions.create(ANA, text("abc"), PLAIN)
+    assert await sessions.purged(ANA) == 1  # told a moment later
+    assert [session.header.id for session in sessions.table.sessions()] == [after.header.id]
+    with pytest.raises(SessionClosed):
+        await sessions.get(before.header.id, ANA)
+
+
+async def test_a_session_in_use_on_another_server_does_not_expire_here(
+    make: Callable[..., SessionService], log: FailingLog, clock: Clock, engine: PinningEngine
+) -> None:
+    one, two = make(), make()
+    session = await one.create(ANA, text("abc"), replace(PLAIN, ttl_s=100.0))
+    await two.get(session.header.id, ANA)
+    clock.now += 90
+    await asked(one, await one.answering.begin(session.header.id, ANA, "query"), "?", engine, "!")
+    await one.sweep()
+    clock.now += 20
+    assert await two.sweep() == 0
+    assert len(two.table) == 0
+    await one.append(session.header.id, ANA, text("d"))
+    clock.now += 100
+    assert await one.sweep() == 1
+    assert log.header(session.header.id) is None
+
+
+async def test_looking_at_sessions_of_the_log_counts_no_cells(make: Callable[..., SessionService]) -> None:
+    session = await make().create(ANA, text("abc"), PLAIN)
+    other = make()
+    [seen] = await other.show(await other.sessions_of(ANA))
+    assert (seen["pin"]["state"], seen["pin"]["cells"], other.table.ledger.pinned) == ("lost", 0, 0)
+    await other.get(session.header.id, ANA)
+    assert other.table.ledger.pinned == 4
+
+
+async def test_a_session_that_was_deleted_elsewhere_ends_here(
+    make: Callable[..., SessionService], engine: PinningEngine
+) -> None:
+    one, two = make(), make()
+    session = await one.create(ANA, text("abc"), PLAIN)
+    await two.close(session.header.id, ANA)
+    with pytest.raises(SessionClosed):
+        await one.append(session.header.id, ANA, text("d"))
+    assert (one.table.ledger.pinned, engine.pins) == (0, {})
+    with pytest.raises(SessionClosed):
+        await one.answering.begin(session.header.id, ANA, "query")
+
+
+@pytest.mark.parametrize("what", ["pin", "unpin"])
+async def test_pinning_what_was_deleted_elsewhere(make: Callable[..., SessionService], what: str) -> None:
+    one, two = make(), make()
+    session = await one.create(ANA, text("abc"), PLAIN)
+    await two.close(session.header.id, ANA)
+    work = one.unpin(session.header.id, ANA) if what == "unpin" else one.pin(session.header.id, ANA, on_full=None)
+    with pytest.raises(SessionClosed):
+        await work
+    assert (one.table.ledger.pinned, len(one.table)) == (0, 0)
+
+
+async def test_a_caller_who_goes_away_during_the_write_changes_nothing_about_it(
+    sessions: SessionService, log: FailingLog
+) -> None:
+    session = await sessions.create(ANA, text("abc"), PLAIN)
+    log.pause()
+    log.writing.clear()
+    task = asyncio.create_task(sessions.append(session.header.id, ANA, text("d")))
+    await asyncio.to_thread(log.writing.wait, 10)
+    task.cancel()
+    await asyncio.sleep(0)
+    log.go_on()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    # It was logged, and so it is here too.
+    assert (session.version, shown(session)) == (2, "abcd")
+    await sessions.append(session.header.id, ANA, text("e"))
+    assert shown(session) == "abcde"
+
+
+async def test_a_turn_after_which_facts_move_says_that_its_kv_is_missing(
+    sessions: SessionService, engine: PinningEngine
+) -> None:
+    session = await sessions.create(ANA, text("abc"), PLAIN)
+    use = await sessions.answering.begin(session.header.id, ANA, "turn")
+    use.hold = replace(use.hold, tokens=session.num_tokens)  # as with facts behind the session
+    await asked(sessions, use, "?", engine, "yes")
+    assert (session.pin_state, session.lost) == ("lost", "not prefilled yet")
+    await sessions.refresh(session.header.id, ANA)
+    assert (session.pin_state, engine.pins[session.header.id]) == ("pinned", tuple(session.token_ids()))
+
+
+async def test_a_demotion_is_counted_once(make: Callable[..., SessionService]) -> None:
+    sessions = make(budget=10, quota=10)
+    session = await sessions.create(ANA, text("0123456789"), replace(PLAIN, on_full="demote"))
+    for _ in range(3):
+        await sessions.append(session.header.id, ANA, text("x"))
+    assert sessions.metrics.totals()["demotions"] == 1
+
+
+async def test_two_turns_that_come_at_the_same_moment(sessions: SessionService) -> None:
+    session = await sessions.create(ANA, None, PLAIN)
+    begun = await asyncio.gather(
+        *(sessions.answering.begin(session.header.id, ANA, "turn") for _ in range(2)), return_exceptions=True
+    )
+    assert [type(one) for one in begun] == [Use, TurnInProgress]
 
 
 async def test_a_long_history_is_compacted(make: Callable[..., SessionService], log: FailingLog) -> None:

@@ -237,6 +237,21 @@ def test_a_change_claims_what_it_keeps_and_what_it_becomes() -> None:
     assert (contents(session), sessions.ledger.pinned) == ([(1,) * 10, (4,) * 10], 20)
 
 
+def test_where_both_do_not_fit_the_old_content_gives_way() -> None:
+    sessions = table(budget=80)
+    session = opened(sessions, "a", (1,) * 10, window_tokens=60)
+    appended(sessions, session, (2,) * 30, (3,) * 30)
+    change = sessions.append(session, [segment(*(4,) * 20)])
+    # 10 + 30 + 30 as they are and 20 more are too many; (prefix, the new 20) alone are not.
+    assert (change.gives_way, change.pin, sessions.ledger.pinned) == (True, True, 30)
+    sessions.abandon(change)
+    assert (session.pin_state, sessions.ledger.pinned) == ("pinned", 70)
+    change = sessions.append(session, [segment(*(4,) * 20)])
+    opened(sessions, "b", (5,) * 20)
+    sessions.abandon(change)  # others were quicker
+    assert (session.pin_state, sessions.ledger.pinned) == ("unpinned", 20)
+
+
 def test_a_turn_claims_its_answer_before_it_is_known() -> None:
     sessions = table(budget=100)
     session = opened(sessions, "a", (1,) * 50)
@@ -372,6 +387,8 @@ def contents_of(session: Session, version: int) -> list[tuple[int, ...]]:
 def test_a_restored_session_that_does_not_fit_is_demoted() -> None:
     sessions = table(budget=3)
     restored = sessions.restore(header("a"), [LogEntry(1, 0, 0, (segment(1, 2, 3, 4),))])
+    assert (restored.pin_state, sessions.ledger.pinned) == ("lost", 0)  # not counted before it is used
+    sessions.wake(restored)
     assert (restored.pin_state, sessions.ledger.pinned) == ("unpinned", 0)
     assert restored.demoted is not None
     assert restored.demoted.needed == 4
@@ -380,6 +397,6 @@ def test_a_restored_session_that_does_not_fit_is_demoted() -> None:
 def test_a_restored_fork_shares_cells_again() -> None:
     sessions = table()
     parent, fork = segment(*range(30)), segment(*range(40, 45))
-    sessions.restore(header("a"), [LogEntry(1, 0, 0, (parent,))])
-    sessions.restore(header("b"), [LogEntry(1, 0, 0, (parent, fork))])
+    for name, parts in [("a", (parent,)), ("b", (parent, fork))]:
+        sessions.wake(sessions.restore(header(name), [LogEntry(1, 0, 0, parts)]))
     assert sessions.ledger.pinned == 35
