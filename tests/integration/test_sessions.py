@@ -366,6 +366,50 @@ def test_cells_come_back(http: httpx.Client) -> None:
     assert after["free"] + after["evictable"] + after["pinned"] == after["pool"] == POOL_TOKENS
 
 
+def test_a_turn_that_is_retracted_answers_as_an_undisturbed_one(http: httpx.Client, owner: str) -> None:
+    """Case S5: four requests whose answers do not fit the pool together."""
+    session = KnownSession.open(http, owner, ids(500, 37))
+    prompts = [ids(1450, 500 + n) for n in range(3)]
+    with ThreadPoolExecutor(4) as threads:
+        others = [threads.submit(fresh, http, prompt, max_new_tokens=420) for prompt in prompts]
+        turn = threads.submit(session.ask, "turn", ids(6, 38), max_new_tokens=420)
+        metas = [future.result()["meta_info"] for future in (*others, turn)]
+    assert sum(meta["num_retractions"] for meta in metas) > 0
+    assert {meta["completion_tokens"] for meta in metas} == {420}
+    said = session.token_ids[506:]
+    assert said == fresh(http, session.token_ids[:506], max_new_tokens=420)["output_ids"]
+    shown = session.show()
+    assert (shown["version"], shown["tokens"], shown["pin"]["cells"]) == (2, 926, 926)
+    found = cells(http)
+    assert found["free"] + found["evictable"] + found["pinned"] == POOL_TOKENS
+
+
+def test_reasoning_that_is_left_out_of_the_history(http: httpx.Client, owner: str) -> None:
+    """Case S8: what was cached behind it stands at other positions, and is not used."""
+    thought = {"role": "assistant", "content": "<think>Dry soil needs water.</think>Bed 3."}
+    told = {"role": "assistant", "content": "Bed 3."}
+    more = {"role": "user", "content": "And which one is wet?"}
+
+    def chat(*messages: dict[str, str], **more: Any) -> Any:
+        body = {"model": "default", "messages": list(messages), "max_tokens": 8, **GREEDY, **more}
+        return http.post("/v1/chat/completions", json=body).json()
+
+    chat(*MESSAGES, QUESTION, thought, more)
+    cached = chat(*MESSAGES, QUESTION, told, more)
+    right = chat(*MESSAGES, QUESTION, told, more, cache_salt=new_owner())
+    assert cached["choices"][0]["message"] == right["choices"][0]["message"]
+    # In a session, too: what a turn keeps, and the same without the reasoning, are different sessions.
+    sessions = [
+        http.post("/v1/sessions", json={"owner": owner, "messages": [*MESSAGES, QUESTION, said]}).json()["id"]
+        for said in (thought, told)
+    ]
+    sampling = {"max_new_tokens": 8, **GREEDY}
+    asked = {"owner": owner, "messages": [more], "sampling_params": sampling}
+    answers = [http.post(f"/v1/sessions/{one}/query", json=asked).json() for one in sessions]
+    assert answers[1]["text"] == right["choices"][0]["message"]["content"]
+    assert answers[0]["meta_info"]["prompt_tokens"] > answers[1]["meta_info"]["prompt_tokens"]
+
+
 # ---- what is refused ----
 
 
