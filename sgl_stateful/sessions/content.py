@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 from sgl_stateful.errors import BadSessionRequest
@@ -20,6 +21,9 @@ MARK = "\ue000\ue001session\ue001\ue000"
 _USER: Message = {"role": "user", "content": "."}
 BEFORE: tuple[Message, ...] = (_USER, {"role": "assistant", "content": MARK})
 """Stands for what a session holds, in front of new messages."""
+_ASKED: tuple[Message, ...] = ({"role": "user", "content": MARK},)
+"""Stands in front of an answer: templates want roles to alternate."""
+_MESSAGE_SIZE = 1000  # characters that take as long to tokenise as a message takes to be rendered
 
 
 class ChatTokenizer(Protocol):
@@ -66,7 +70,34 @@ class Renderer:
     def __init__(self, tokenizer: ChatTokenizer, *, vocab_size: int) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
-        self._closing: str | None = None
+        self._closings: dict[str, str] = {}
+
+    def check(self, content: Content) -> None:
+        """Refuse what is wrong at first sight, before it is accepted to be rendered later.
+
+        Raises
+        ------
+        BadSessionRequest
+            It is empty, no text, for a chat template that there is not, or has ids outside the vocabulary.
+        """
+        if not (content.text or content.messages or content.input_ids):
+            raise BadSessionRequest("there is nothing in it: it has no tokens")
+        if content.text is not None:
+            try:
+                content.text.encode()
+            except UnicodeError as error:
+                raise BadSessionRequest(f"text cannot be tokenised: {error}") from error
+        if content.messages is not None:
+            self._check_template()
+        if content.input_ids is not None:
+            self._check_ids(content.input_ids)
+
+    @staticmethod
+    def size(content: Content) -> int:
+        """How long it takes to render, in characters of text that take as long to tokenise; itself quick to tell."""
+        if content.messages is not None:
+            return sum(_MESSAGE_SIZE + _characters(message) for message in content.messages)
+        return len(content.text or content.input_ids or ())
 
     def data(self, content: Content, *, is_first: bool) -> list[list[int]]:
         """Ids of what becomes part of a session: one list a message, without empty ones.
@@ -128,22 +159,11 @@ class Renderer:
         BadSessionRequest
             The template does not render them by themselves.
         """
-        _, mark, rest = rendered.partition(MARK)
-        closing = self.closing_text()
-        if not mark or not rest.startswith(closing) or MARK in rest:
-            raise BadSessionRequest(
-                "this model's chat template does not render messages one by one: send text or input_ids"
-            )
-        return rest[len(closing) :]
+        return self._behind(rendered, BEFORE)
 
     def closing_text(self) -> str:
         """What the template puts behind an answer."""
-        if self._closing is None:
-            _, mark, closing = self._render(BEFORE, add_generation_prompt=False).partition(MARK)
-            if not mark:
-                raise BadSessionRequest("this model's chat template does not show answers: send text or input_ids")
-            self._closing = closing
-        return self._closing
+        return self._closing(BEFORE)
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """Ids of a piece of text, special tokens only where the text spells them or the model begins with some.
@@ -195,39 +215,77 @@ class Renderer:
         if content.text is not None:
             return self.encode(content.text, add_special_tokens=is_first)
         assert content.input_ids is not None
-        for position, token_id in enumerate(content.input_ids):
-            if not 0 <= token_id < self._vocab_size:
-                raise BadSessionRequest(
-                    f"input_ids[{position}] is {token_id}, and this model's vocabulary has {self._vocab_size} tokens"
-                )
+        self._check_ids(content.input_ids)
         return list(content.input_ids)
+
+    def _check_ids(self, ids: Sequence[int]) -> None:
+        if not ids or (min(ids) >= 0 and max(ids) < self._vocab_size):
+            return
+        position, token_id = next((n, i) for n, i in enumerate(ids) if not 0 <= i < self._vocab_size)
+        raise BadSessionRequest(
+            f"input_ids[{position}] is {token_id}, and this model's vocabulary has {self._vocab_size} tokens"
+        )
 
     def _pieces(self, messages: Sequence[Message], *, is_first: bool) -> list[str]:
         """The text of each message, or all of it as one where the template needs them together."""
         if not messages:
             return []
+        if is_first:
+            whole = self._render(messages, add_generation_prompt=False)
+        else:
+            whole = self.behind(self._render([*BEFORE, *messages], add_generation_prompt=False))
+        # Each by itself, and the first is what is left, as the template's own beginning belongs to it.
+        try:
+            rest = [self._alone(message, is_last=False) for message in messages[1:-1]]
+            rest += [self._alone(message, is_last=True) for message in messages[1:][-1:]]
+        except BadSessionRequest:
+            return [whole]
+        joined = "".join(rest)
+        if not whole.endswith(joined):
+            return [whole]
+        return [whole[: len(whole) - len(joined)], *rest]
 
-        def upto(count: int) -> str:
-            shown = messages[:count]
-            if is_first:
-                return self._render(shown, add_generation_prompt=False) if count else ""
-            return self.behind(self._render([*BEFORE, *shown], add_generation_prompt=False))
+    def _alone(self, message: Message, *, is_last: bool) -> str:
+        """What the template makes of one message of a conversation, behind others that are always the same."""
+        is_answer = message.get("role") == "assistant"
+        before = _ASKED if is_answer else BEFORE
+        if is_last or not is_answer:
+            return self._behind(self._render([*before, message], add_generation_prompt=False), before)
+        # Templates may leave a model's thinking out once the next question is asked.
+        shown = self._behind(self._render([*before, message, _USER], add_generation_prompt=False), before)
+        if not shown.endswith(self._next_question):
+            raise BadSessionRequest("this model's chat template does not render messages one by one")
+        return shown[: len(shown) - len(self._next_question)]
 
-        whole = upto(len(messages))
-        ends = []
-        for count in range(1, len(messages)):
-            try:
-                part = upto(count)
-            except BadSessionRequest:
-                return [whole]
-            if not whole.startswith(part):
-                return [whole]
-            ends.append(len(part))
-        return [whole[start:end] for start, end in zip([0, *ends], [*ends, len(whole)], strict=True)]
+    @cached_property
+    def _next_question(self) -> str:
+        return self._alone(_USER, is_last=True)
 
-    def _render(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
+    def _behind(self, rendered: str, before: Sequence[Message]) -> str:
+        _, mark, rest = rendered.partition(MARK)
+        closing = self._closing(before)
+        if not mark or not rest.startswith(closing) or MARK in rest:
+            raise BadSessionRequest(
+                "this model's chat template does not render messages one by one: send text or input_ids"
+            )
+        return rest[len(closing) :]
+
+    def _closing(self, before: Sequence[Message]) -> str:
+        """What the template puts behind the last of these messages, which holds the mark."""
+        role = str(before[-1]["role"])
+        if role not in self._closings:
+            _, mark, closing = self._render(before, add_generation_prompt=False).partition(MARK)
+            if not mark:
+                raise BadSessionRequest("this model's chat template does not show answers: send text or input_ids")
+            self._closings[role] = closing
+        return self._closings[role]
+
+    def _check_template(self) -> None:
         if getattr(self._tokenizer, "chat_template", None) is None:
             raise BadSessionRequest("this model has no chat template: send text or input_ids")
+
+    def _render(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
+        self._check_template()
         try:
             rendered = self._tokenizer.apply_chat_template(
                 list(messages), tokenize=False, add_generation_prompt=add_generation_prompt
@@ -236,3 +294,12 @@ class Renderer:
             # Whatever a template's own code raises is about the messages that it was given.
             raise BadSessionRequest(f"the chat template cannot render these messages: {error}") from error
         return str(rendered)
+
+
+def _characters(value: Any) -> int:
+    """Of every text inside."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(map(_characters, value.values()))
+    return sum(map(_characters, value)) if isinstance(value, list | tuple) else 0
