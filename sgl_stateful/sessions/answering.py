@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -20,14 +20,28 @@ from sgl_stateful.errors import (
 from .content import Renderer
 from .keeper import SessionKeeper
 from .segments import segments_of
+from .session import Session
 from .use import Answer, Mode, Use
 
 
 class Answering:
-    """Begins and ends uses of sessions. Of the event loop."""
+    """Begins and ends uses of sessions. Of the event loop.
 
-    def __init__(self, keeper: SessionKeeper, renderer: Renderer) -> None:
+    Parameters
+    ----------
+    alone
+        Waits until nobody else changes a session, and what came before a turn has been added.
+    """
+
+    def __init__(
+        self,
+        keeper: SessionKeeper,
+        renderer: Renderer,
+        *,
+        alone: Callable[[Session], AbstractAsyncContextManager[None]],
+    ) -> None:
         self._keeper = keeper
+        self._alone = alone
         self._renderer = renderer
         self._turns: dict[Use, AsyncExitStack] = {}
 
@@ -50,7 +64,7 @@ class Answering:
             stack.callback(setattr, session, "turning", False)
         try:
             if mode == "turn":
-                await stack.enter_async_context(self._keeper.alone(session))
+                await stack.enter_async_context(self._alone(session))
             elif self._keeper.table.get(session_id, owner=owner) is not session:
                 raise SessionVersionConflict("another server has changed the session: repeat")
             if if_version not in (None, session.version):

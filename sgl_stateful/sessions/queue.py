@@ -30,11 +30,11 @@ class Render(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Piece:
-    content: Content | Sequence[int]
+    content: Content
 
     @property
     def messages(self) -> int:
-        return len(self.content.messages or (0,)) if isinstance(self.content, Content) else 1
+        return len(self.content.messages or (0,))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,7 +87,7 @@ class AppendQueues:
         Makes token ids of a piece when its turn comes; may do so on a thread.
     """
 
-    def __init__(self, keeper: SessionKeeper, *, limit: int, render: Render | None = None) -> None:
+    def __init__(self, keeper: SessionKeeper, *, limit: int, render: Render) -> None:
         self._keeper = keeper
         self._limit = limit
         self._render = render
@@ -101,7 +101,7 @@ class AppendQueues:
                 f"{session.waiting} appends of this session are waiting: slow down, or send more in each"
             )
 
-    def put(self, session: Session, content: Content | Sequence[int]) -> int:
+    def put(self, session: Session, content: Content) -> int:
         """Accept data; returns how many pieces wait now.
 
         Raises
@@ -200,7 +200,7 @@ class AppendQueues:
         session, rendered = queue.session, []
         for piece in list(queue.taken):
             try:
-                rendered.append(_Rendered(piece, await self._parts(piece, is_first=session.num_tokens == 0)))
+                rendered.append(_Rendered(piece, await self._render(piece.content, is_first=session.num_tokens == 0)))
             except Exception as error:
                 self._refuse(queue, [piece], error)
         if (window := session.header.window_tokens) is None:
@@ -209,12 +209,6 @@ class AppendQueues:
         if old := [one.piece for one in rendered if one not in kept]:
             self._refuse(queue, old, SessionTooLong(f"with what is newer, longer than the window of {window} tokens"))
         return kept
-
-    async def _parts(self, piece: _Piece, *, is_first: bool) -> list[list[int]]:
-        if not isinstance(piece.content, Content):
-            return [list(piece.content)]
-        assert self._render is not None, "a content, and nothing to render it with"
-        return await self._render(piece.content, is_first=is_first)
 
     async def _add(self, queue: _Queue, group: Sequence[_Rendered]) -> None:
         """Add the pieces in one change; where that does not fit, those that do, one after the other."""

@@ -34,7 +34,7 @@ from .table import SessionTable
 
 logger = logging.getLogger(__name__)
 
-_SHORT_CHARACTERS = 4000  # tokenised in well under a millisecond
+_SHORT_CHARACTERS = 8000  # rendered and tokenised in a few milliseconds
 _GAUGES_EVERY_S = 5.0
 _LOG_EVERY_S = 60.0
 
@@ -106,8 +106,8 @@ class SessionService:
             model=model,
             clock=clock,
         )
-        self.answering = Answering(self._keeper, renderer)
-        self._queues = AppendQueues(self._keeper, limit=queue)
+        self._queues = AppendQueues(self._keeper, limit=queue, render=self.render)
+        self.answering = Answering(self._keeper, renderer, alone=self._queues.in_order)
         self._pool_tokens = pool_tokens
         self.get = self._keeper.get
         self.find = self._keeper.find
@@ -189,7 +189,7 @@ class SessionService:
         self._queues.check(session)
         session.waiting += 1
         try:
-            async with self._keeper.alone(session):
+            async with self._queues.in_order(session):
                 parts = await self.render(content, is_first=session.num_tokens == 0)
                 with self._keeper.counting_refusals():
                     change = self.table.append(session, segments_of(parts, "data"), if_version=if_version)
@@ -207,13 +207,9 @@ class SessionService:
         ------
         SessionError
         """
+        self.renderer.check(content)
         session = await self.get(session_id, owner)
-        parts = await self.render(content, is_first=session.num_tokens == 0 and session.waiting == 0)
-        session = await self.get(session_id, owner)
-        waiting = 0
-        for part in parts:
-            waiting = self._queues.put(session, part)
-        return session, waiting
+        return session, self._queues.put(session, content)
 
     async def settled(self, session: Session) -> None:
         """See ``AppendQueues.settled``."""
@@ -227,7 +223,7 @@ class SessionService:
         SessionError, StoreError
         """
         session = await self.get(session_id, owner)
-        async with self._keeper.alone(session):
+        async with self._queues.in_order(session):
             with self._keeper.counting_refusals():
                 change = self.table.rewind(session, version, if_version=if_version)
             return (await self._keeper.make(change, self._keeper.logging(change))).session
@@ -376,7 +372,7 @@ class SessionService:
 
     async def render(self, content: Content, *, is_first: bool) -> list[list[int]]:
         """See ``Renderer.data``; on a thread where it takes long."""
-        if len(content.text or "") <= _SHORT_CHARACTERS and len(content.messages or ()) <= 4:
+        if self.renderer.size(content) <= _SHORT_CHARACTERS:
             return self.renderer.data(content, is_first=is_first)
         return await asyncio.to_thread(self.renderer.data, content, is_first=is_first)
 

@@ -11,7 +11,7 @@ import numpy as np
 from memstore.session_log import LogEntry, SessionHeader
 from sgl_stateful.errors import PinNumbers
 
-from .chain import Head, links, num_tokens, token_ids
+from .chain import Head, num_tokens, root_key, token_ids
 
 State = Literal["open", "closed", "expired"]
 PinState = Literal["pinned", "lost", "unpinned"]
@@ -94,8 +94,7 @@ class Session:
     @property
     def group(self) -> str:
         """Shared by all sessions that begin alike."""
-        root = next((link for link in links(self.head) if link.parent is None), None)
-        return "" if root is None else root.key.hex()
+        return root_key(self.head).hex()
 
     def token_ids(self) -> list[int]:
         """The ids of what it holds now; not to be changed."""

@@ -34,7 +34,7 @@ from sgl_stateful.errors import (
 from .chain import Head, extend, first, num_segments, num_tokens, segments
 from .ledger import Ledger
 from .session import Change, Session
-from .window import move
+from .window import Moved, move
 
 _REMEMBERED = 10_000  # sessions that have ended, so that their callers are told how
 
@@ -175,7 +175,9 @@ class SessionTable:
         SessionVersionConflict, SessionTooLong, PinRefused
         """
         self._check_version(session, if_version)
-        moved = move(segments(session.head), added, window_tokens=session.header.window_tokens)
+        moved = Moved(num_segments(session.head), [], 0, 0)
+        if (window := session.header.window_tokens) is not None:
+            moved = move(segments(session.head), added, window_tokens=window)
         change = self._plan(session, session.version, moved.keep, (*moved.again, *added))
         change.appended_tokens = sum(map(len, added))
         change.dropped_messages, change.dropped_tokens = moved.dropped_messages, moved.dropped_tokens

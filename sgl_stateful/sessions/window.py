@@ -22,7 +22,7 @@ class Moved(NamedTuple):
     dropped_tokens: int
 
 
-def move(present: Sequence[Segment], new: Sequence[Segment], *, window_tokens: int | None) -> Moved:
+def move(present: Sequence[Segment], new: Sequence[Segment], *, window_tokens: int) -> Moved:
     """Make room for ``new`` by dropping the oldest data.
 
     Where something has to go, half of the window is emptied: what stays has to be prefilled at its new positions, and
@@ -37,7 +37,7 @@ def move(present: Sequence[Segment], new: Sequence[Segment], *, window_tokens: i
     prefix = len(present) - len(data)
     coming = sum(map(len, new))
     held = sum(map(len, data))
-    if window_tokens is None or held + coming <= window_tokens:
+    if held + coming <= window_tokens:
         return Moved(len(present), [], 0, 0)
     if coming > window_tokens:
         raise SessionTooLong(f"{coming} tokens at once do not fit a window of {window_tokens}")
