@@ -366,24 +366,6 @@ def test_cells_come_back(http: httpx.Client) -> None:
     assert after["free"] + after["evictable"] + after["pinned"] == after["pool"] == POOL_TOKENS
 
 
-def test_a_turn_that_is_retracted_answers_as_an_undisturbed_one(http: httpx.Client, owner: str) -> None:
-    """Case S5: four requests whose answers do not fit the pool together."""
-    session = KnownSession.open(http, owner, ids(500, 37))
-    prompts = [ids(1450, 500 + n) for n in range(3)]
-    with ThreadPoolExecutor(4) as threads:
-        others = [threads.submit(fresh, http, prompt, max_new_tokens=420) for prompt in prompts]
-        turn = threads.submit(session.ask, "turn", ids(6, 38), max_new_tokens=420)
-        metas = [future.result()["meta_info"] for future in (*others, turn)]
-    assert sum(meta["num_retractions"] for meta in metas) > 0
-    assert {meta["completion_tokens"] for meta in metas} == {420}
-    said = session.token_ids[506:]
-    assert said == fresh(http, session.token_ids[:506], max_new_tokens=420)["output_ids"]
-    shown = session.show()
-    assert (shown["version"], shown["tokens"], shown["pin"]["cells"]) == (2, 926, 926)
-    found = cells(http)
-    assert found["free"] + found["evictable"] + found["pinned"] == POOL_TOKENS
-
-
 def test_reasoning_that_is_left_out_of_the_history(http: httpx.Client, owner: str) -> None:
     """Case S8: what was cached behind it stands at other positions, and is not used."""
     thought = {"role": "assistant", "content": "<think>Dry soil needs water.</think>Bed 3."}
