@@ -21,6 +21,7 @@ from memstore.errors import (
 )
 from memstore.event_time import parse_event_time
 from memstore.kv.blobs import KVBlobs
+from memstore.kv.session_files import drop_session_files
 from memstore.records.base import (
     Applied,
     Batch,
@@ -254,8 +255,9 @@ class Lifecycle:
         encodings, kv_remains = 0, None
         if self._blobs is not None:
             try:
+                drop_session_files(self._blobs.path, owner)
                 encodings = self._blobs.drop_owner(owner)
-            except BlobStoreError as error:
+            except (BlobStoreError, OSError) as error:
                 logger.warning("the KV of a purged owner was not dropped", exc_info=True)
                 kv_remains = f"{error}; then run `memstore verify --repair`"
         return PurgeReceipt(owner, self._clock(), counts, encodings, kv_remains)

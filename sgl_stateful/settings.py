@@ -12,6 +12,7 @@ from pydantic import AliasChoices, Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from memstore import InvalidLocation, MemStoreSettings
+from memstore.kv.session_files import FOLDER
 from memstore.location import directory_of
 from sgl_stateful.encoding import Ladder, parse_ladder
 
@@ -73,6 +74,9 @@ class StatefulSettings(BaseSettings):
     session_aging_s: float = Field(5.0, gt=0, description="Waiting this long counts as one step of priority.")
     session_sweep_s: float = Field(1.0, gt=0, description="How often sessions that have expired are looked for.")
     session_versions: int = Field(1000, ge=1, description="Versions of a session that 'rewind' and 'fork' can reach.")
+    session_snapshots_mib: int = Field(
+        4096, ge=0, description="Disk for the KV of sessions, to be read back after a restart, MiB; 0 keeps none."
+    )
     session_owner_classes: str = Field(
         "", description="Comma-separated prefixes of owners that metrics tell apart; all others are 'other'."
     )
@@ -122,6 +126,16 @@ class StatefulSettings(BaseSettings):
         if "kv_map_gib" in self.model_fields_set or "blob_map_size_bytes" not in base.model_fields_set:
             ours["blob_map_size_bytes"] = self.kv_map_gib << 30
         return base.model_copy(update=ours)
+
+    def snapshot_path(self) -> Path | None:
+        """Return the directory of sessions' KV; None where none is kept.
+
+        Raises
+        ------
+        InvalidLocation
+            The store's URL cannot be understood.
+        """
+        return None if self.memory is None or not self.session_snapshots_mib else self.kv_path() / FOLDER
 
     def kv_path(self) -> Path:
         """Return the directory of the facts' KV, on this machine in any case.

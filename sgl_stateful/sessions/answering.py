@@ -132,6 +132,7 @@ class Answering:
         session, keeper = use.session, self._keeper
         report = (answer.scheduler or {}).get("session")
         keeper.pins.saw(report)
+        rebuilt = keeper.snapshots.saw(session, report)
         version: int | None = None
         try:
             if report is not None and session.version == use.data_version:
@@ -157,6 +158,7 @@ class Answering:
             "pin": session.pin_state,
             "cached_tokens": answer.cached_tokens,
             "prefilled_tokens": prefilled,
+            "rebuilt": rebuilt,
         }
 
     async def _commit(self, use: Use, answer: Answer) -> int:

@@ -6,10 +6,29 @@ Callers can never set it: the HTTP process refuses the key.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 HOLD_KEY = "sgl_stateful_session"
+
+
+@dataclass(frozen=True, slots=True)
+class Readback:
+    """A snapshot that holds the KV of the first tokens of a request.
+
+    Attributes
+    ----------
+    name
+        Its file.
+    tokens
+        How many tokens it holds.
+    least_tokens
+        It is read where the pool lacks at least that many of them: then that is expected to be faster than prefill.
+    """
+
+    name: str
+    tokens: int
+    least_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +51,8 @@ class Hold:
         Of the session: higher goes first, and is the last to lose its pin when memory runs out.
     group
         Requests of one group begin with the same tokens, as far as they do; those are prefilled once.
+    snapshot
+        Where the session's KV can be read from, if it is not in the pool.
     """
 
     session_id: str
@@ -40,6 +61,7 @@ class Hold:
     fence: int
     priority: int = 0
     group: str = ""
+    snapshot: Readback | None = None
 
 
 def dump_hold(hold: Hold) -> str:
@@ -50,4 +72,7 @@ def dump_hold(hold: Hold) -> str:
 def parse_hold(custom_params: Any) -> Hold | None:
     """Read a request's hold; None where it belongs to no session."""
     raw = custom_params.get(HOLD_KEY) if isinstance(custom_params, dict) else None
-    return None if raw is None else Hold(**json.loads(raw))
+    if raw is None:
+        return None
+    hold = Hold(**json.loads(raw))
+    return replace(hold, snapshot=Readback(**hold.snapshot)) if isinstance(hold.snapshot, dict) else hold

@@ -32,6 +32,7 @@ from .hold import Hold
 from .metrics import SessionMetrics
 from .pins import EnginePins
 from .session import Change, Session
+from .snapshotting import SessionSnapshots
 from .table import SessionTable
 from .use import Use
 
@@ -71,12 +72,14 @@ class SessionKeeper:
         threads: Executor,
         metrics: SessionMetrics,
         model: str,
+        snapshots: SessionSnapshots | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.table = table
         self.log = log
         self.metrics = metrics
         self.model = model
+        self.snapshots = snapshots or SessionSnapshots(None, engine, metrics)
         self.clock = clock
         self.pins = EnginePins(engine, metrics)
         self.uses: dict[SessionId, set[Use]] = {}
@@ -259,18 +262,23 @@ class SessionKeeper:
 
     async def prefill(self, session: Session, token_ids: list[int], *, pin: bool) -> tuple[int, int]:
         """Have the tokens in the pool, and pinned if so; returns how many were prefilled and how many were there."""
+        began = time.perf_counter()
         result = await self._engine.prefill(
             token_ids,
             salt=await self.salt(session.header.owner),
             directive=None,
             hold=self.hold(session, len(token_ids), pin=pin, fence=self.pins.next_fence()),
         )
-        self.pins.saw(result.scheduler.get("session"))
-        return result.prompt_tokens - result.cached_tokens, result.cached_tokens
+        prefilled = result.prompt_tokens - result.cached_tokens
+        self.pins.saw(report := result.scheduler.get("session"))
+        if self.snapshots.saw(session, report) != "snapshot":
+            self.snapshots.prefilled(prefilled, seconds=time.perf_counter() - began)
+        return prefilled, result.cached_tokens
 
     def hold(self, session: Session, tokens: int | None, *, pin: bool, fence: int) -> Hold:
         """What the scheduler is told with a request that begins with that many tokens of the session."""
-        return Hold(session.header.id, tokens, pin, fence, session.header.priority, session.group)
+        header, snapshot = session.header, self.snapshots.readback(session) if pin else None
+        return Hold(header.id, tokens, pin, fence, header.priority, session.group, snapshot)
 
     def renew(self, session: Session) -> None:
         """Let no query that has begun so far say what is pinned."""
@@ -317,6 +325,7 @@ class SessionKeeper:
             header = await self.in_thread(self.log.header, SessionId(session_id))
             if header is not None:
                 await self.in_thread(self.log.delete, header.owner, header.id)
+                await self.snapshots.forget([header])
             raise
         await self.end(session, "closed")
         return session
@@ -327,7 +336,7 @@ class SessionKeeper:
         self.table.close(session, how=how)
         self._stop(name)
         self._undeleted[name] = session.header.owner
-        await self.pins.unpin([name])
+        await self._let_go([session])
         await self._delete(name)
 
     async def _delete(self, name: SessionId) -> None:
@@ -373,6 +382,7 @@ class SessionKeeper:
                 ends = header.ends_at()
                 if ends is not None and ends + grace_s <= self.clock() and not self.table.knows(header.id):
                     count += await self.in_thread(self.log.delete, header.owner, header.id)
+                    await self.snapshots.forget([header])
         return count
 
     async def write_touches(self) -> None:
@@ -410,9 +420,14 @@ class SessionKeeper:
             if await self.in_thread(self.log.header, session.header.id) is None and self.table.is_here(session):
                 self.table.close(session)
                 self._stop(session.header.id)
-                ended.append(session.header.id)
-        await self.pins.unpin(ended)
+                ended.append(session)
+        await self._let_go(ended)
         return len(ended)
+
+    async def _let_go(self, ended: Sequence[Session]) -> None:
+        """No pin and no snapshot is left of sessions that have ended."""
+        await self.pins.unpin([session.header.id for session in ended])
+        await self.snapshots.forget([session.header for session in ended])
 
     async def weights_changed(self, epoch: str) -> None:
         """No KV made so far is right any more: nothing of it is reached again, and no pin keeps it."""
@@ -422,6 +437,7 @@ class SessionKeeper:
         for session in sessions:
             session.lost = "weights changed" if session.is_pinned else None
         await self.unpin(sessions)
+        await self.snapshots.weights_changed(sessions)
 
     def _stop(self, name: SessionId) -> None:
         for use in list(self.uses.get(name, ())):

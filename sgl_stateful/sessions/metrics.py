@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 Operation = Literal["append", "query", "turn", "rebuild"]
 Refusal = Literal["budget", "quota", "queue"]
 Expiry = Literal["idle", "age"]
+SnapshotEvent = Literal["written", "read", "missed"]
 
 OTHER = "other"
 RECENT = 1000  # latencies that the percentiles are of
@@ -81,6 +82,7 @@ class SessionMetrics:
         self.expiries = counter("expiries", "Sessions that came to the end of their time.", "kind", get_args(Expiry))
         self.losses = counter("lost", "Pins that the pool has lost.", "reason")
         self.drops = counter("dropped", "Messages that a window or a queue has let go.")
+        self.snapshots = counter("snapshots", "KV of sessions on disk.", "event", get_args(SnapshotEvent))
         self.tokens = counter("tokens", "Session and prompt tokens.", "source", ("cached", "prefilled"))
         self.latency_ms = Histogram(
             f"{prefix}_ms",
@@ -118,6 +120,11 @@ class SessionMetrics:
         """The pool has lost a pin. ``reason`` is one of a few words of the caller's, never a number or a name."""
         self.losses.labels(reason).inc()
         self._count("lost", reason)
+
+    def snapshot(self, event: SnapshotEvent) -> None:
+        """A session's KV was written to disk or read back, or could not be read."""
+        self.snapshots.labels(event).inc()
+        self._count("snapshots", event)
 
     def dropped(self, n: int) -> None:
         """A window or a queue has let ``n`` messages go."""
@@ -175,6 +182,7 @@ class SessionMetrics:
             "expiries": by_label("expiries", *get_args(Expiry)),
             "lost": by_label("lost"),
             "dropped": counts["dropped", ""],
+            "snapshots": by_label("snapshots", *get_args(SnapshotEvent)),
             "tokens": by_label("tokens", "cached", "prefilled"),
             "operations": {
                 operation: {

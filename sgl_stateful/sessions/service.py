@@ -30,6 +30,7 @@ from .metrics import SessionMetrics
 from .queue import AppendQueues
 from .segments import segments_of
 from .session import Session
+from .snapshotting import SessionSnapshots
 from .table import SessionTable
 
 logger = logging.getLogger(__name__)
@@ -71,6 +72,8 @@ class SessionService:
         How many of a session can be gone back to.
     queue
         Appends of one session that may wait.
+    snapshots
+        None: KV is not kept on disk.
     """
 
     def __init__(
@@ -89,6 +92,7 @@ class SessionService:
         max_tokens: int,
         versions: int,
         queue: int,
+        snapshots: SessionSnapshots | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.renderer = renderer
@@ -104,6 +108,7 @@ class SessionService:
             threads=threads,
             metrics=metrics,
             model=model,
+            snapshots=snapshots,
             clock=clock,
         )
         self._queues = AppendQueues(self._keeper, limit=queue, render=self.render)
@@ -113,6 +118,7 @@ class SessionService:
         self.find = self._keeper.find
         self.sessions_of = self._keeper.sessions_of
         self.purged = self._keeper.purged
+        self.weights_changing = self._keeper.snapshots.weights_changing
         self.weights_changed = self._keeper.weights_changed
 
     # ---- beginning and end ----
@@ -356,6 +362,10 @@ class SessionService:
                 # The serving boundary: without upkeep nothing would expire any more.
                 logger.exception("looking after sessions failed, and is repeated")
             await asyncio.sleep(every_s)
+
+    async def write_snapshots(self) -> None:
+        """Keep KV on disk for a restart; until cancelled."""
+        await self._keeper.snapshots.run(self._keeper)
 
     async def sweep(self) -> int:
         """End the sessions whose time is over; returns how many."""

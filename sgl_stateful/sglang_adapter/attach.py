@@ -25,6 +25,7 @@ from .selfcheck import (
     kv_fingerprint,
     model_digest,
 )
+from .session_kv import SessionKV
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +75,8 @@ def create_stateful_cache(ctx: TreeCacheBuildContext) -> StatefulRadixCache:
     facts = None if settings.memory is None else _open_facts(settings, pool, shard=ctx.tp_rank)
     warm_up(pool.dtype, pool.dtype)
     cache.attach(facts, description, num_slots=kv_cache.get_key_buffer(0).shape[0])
+    if (folder := settings.snapshot_path()) is not None:
+        cache.session_kv = SessionKV(pool=pool, folder=folder, fingerprint=fingerprint)
     logger.info("sgl-stateful attached: %s", description)
     return cache
 

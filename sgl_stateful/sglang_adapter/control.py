@@ -15,6 +15,7 @@ from sgl_stateful.settings import StatefulSettings
 from . import pressure, waiting
 from .pins import PinTable
 from .prefix_cache import StatefulRadixCache
+from .session_kv import snapshot_control
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +62,7 @@ class StatefulScheduler(scheduler.Scheduler):
         return super().update_running_batch(batch)
 
     def handle_stateful_control(self, request: StatefulControlReqInput) -> StatefulControlReqOutput:
-        """Answer ``describe``, ``stats``, ``drop``, ``sweep``, ``fence``, ``pins`` or ``unpin``."""
+        """Answer ``describe``, ``stats``, ``drop``, ``sweep``, ``fence``, ``pins``, ``unpin`` or ``snapshot_…``."""
         cache = self.tree_cache
         if not isinstance(cache, StatefulRadixCache):
             return StatefulControlReqOutput(payload=json.dumps({"error": "--radix-cache-backend is not 'stateful'"}))
@@ -93,6 +94,8 @@ class StatefulScheduler(scheduler.Scheduler):
             case "unpin":
                 pins = attached_pins(cache)
                 return {"unpinned": sum(pins.unpin(i, fence) for i, fence in body["session_ids"].items())}
+            case "snapshot_write" | "snapshot_state" | "snapshot_drop" | "snapshot_fence":
+                return snapshot_control(cache, op, body)
             case _:
                 return {"error": f"unknown control call {op!r}"}
 

@@ -117,6 +117,8 @@ async def around_weight_update(original: Callable[..., Any], manager: Any, *args
     service, sessions = requests.service_of(manager), session_start.starter_of(manager)
     if service is not None:
         await service.weights_changing()
+    if sessions is not None:
+        await sessions.weights_changing()
     try:
         return await original(manager, *args, **kwargs)
     finally:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,6 +79,42 @@ class KVPool:
         self.order_after_forward()
         slots = slots.long()
         return self.k_pools[layer][slots].cpu(), self.v_pools[layer][slots].cpu()
+
+    def read_as_served(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys as served (rotated) and values on the CPU, ``[num_layers, num_tokens, num_kv_heads, head_dim]``."""
+        self.order_after_forward()
+        slots = slots.to(self.device, torch.int64)
+        shape = (self.num_layers, len(slots), self.num_kv_heads, self.head_dim)
+        keys, values = (torch.empty(shape, dtype=self.dtype) for _ in range(2))
+        for pools, copies in ((self.k_pools, keys), (self.v_pools, values)):
+            for pool, copy in zip(pools, copies, strict=True):
+                copy.copy_(pool[slots])
+        return keys, values
+
+    def write_as_served(
+        self, slots: torch.Tensor, layers: Iterable[tuple[torch.Tensor, torch.Tensor]], *, first: int
+    ) -> None:
+        """Write keys as served and values, one layer after the other, to ``slots``.
+
+        ``layers`` yields CPU tensors ``[first + num_slots, num_kv_heads, head_dim]``, of which the first ``first`` rows
+        are left out.
+        """
+        slots = slots.to(self.device, torch.int64)
+        with self._in_forward_stream(slots):
+            for layer, (keys, values) in enumerate(layers):
+                self.k_pools[layer][slots] = keys[first : first + len(slots)].to(self.device)
+                self.v_pools[layer][slots] = values[first : first + len(slots)].to(self.device)
+
+    @contextmanager
+    def _in_forward_stream(self, slots: torch.Tensor) -> Iterator[None]:
+        if self.forward_stream is None or self.device.type == "cpu":
+            yield
+            return
+        backend = torch.get_device_module(self.device)
+        self.forward_stream.wait_stream(backend.current_stream())
+        with backend.stream(self.forward_stream):
+            yield
+        slots.record_stream(self.forward_stream)
 
     def splice(self, arena: FactArena, rows: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor) -> None:
         """Rotate arena ``rows`` to ``positions`` and write them to ``slots``, all layers."""

@@ -41,6 +41,7 @@ from .fact_kv import FactKV, FactPart
 from .holes import HOLES, MAX_TOKENS, holes_of
 from .pins import PinTable
 from .request_state import RequestState, forget_state, state_of
+from .session_kv import SessionKV, SnapshotUnusable, load_snapshot
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +51,7 @@ class StatefulRadixCache(UnifiedRadixCache):
 
     facts: FactKV | None = None  # None: this server has no memory
     pins: PinTable | None = None  # None: not attached yet
+    session_kv: SessionKV | None = None  # None: none is kept on disk
     description: Mapping[str, Any]  # of model and pool, for the HTTP process
     _active: Any = None  # the request whose checkpoint is in flight: its inserts use its key
     _loading_private = False
@@ -98,7 +100,8 @@ class StatefulRadixCache(UnifiedRadixCache):
         req = params.req
         state = None if req is None else state_of(req)
         if state is None or self.facts is None or not isinstance(state.directive, Splice):
-            return super().match_prefix(params)
+            match = super().match_prefix(params)
+            return match if state is None or req.kv.holds_kv else self._with_snapshot(params, state, match)
         splice = state.directive
         if req.kv.holds_kv:  # decided at admission; a later chunk keeps the key it has
             return super().match_prefix(params if state.exact else self._spliced(params, state, splice))
@@ -139,6 +142,31 @@ class StatefulRadixCache(UnifiedRadixCache):
             match = match._replace(host_hit_length=end - match.device_prefix_len)
         return match, None
 
+    def _with_snapshot(self, params: MatchPrefixParams, state: RequestState, match: MatchResult) -> MatchResult:
+        """The match, with the tokens that are to be read from the session's snapshot as a hit on the host."""
+        snapshot = None if state.hold is None else state.hold.snapshot
+        if snapshot is None or self.session_kv is None or state.directive is not None or state.snapshot is not None:
+            return match
+        found = self._page_floor(min(snapshot.tokens, len(params.key))) - match.device_prefix_len
+        return match if found < snapshot.least_tokens else match._replace(host_hit_length=found)
+
+    def _read_snapshot(self, kv: SessionKV, req: Any, state: RequestState, hold: Hold, tokens: int) -> int:
+        """Read ``tokens`` tokens behind the matched prefix into slots of the request's own; 0 on any miss."""
+        assert hold.snapshot is not None, "a host hit without a snapshot"
+        start, ids = req.prefix_len, req.full_untruncated_fill_ids
+        try:
+            slots, state.snapshot = load_snapshot(self, kv, hold.snapshot, ids, start=start, end=start + tokens)
+        except SnapshotUnusable as reason:
+            state.snapshot = {"state": "missed", "reason": str(reason)}
+            return 0
+        except Exception:
+            # The serving boundary: whatever fails here must cost speed, not the answer or the server.
+            logger.exception("reading the snapshot of session %s failed; prefilling it", hold.session_id)
+            state.snapshot = {"state": "missed", "reason": "failed"}
+            return 0
+        state.private_slots = slots
+        return tokens
+
     def _spliced(self, params: MatchPrefixParams, state: RequestState, splice: Splice) -> MatchPrefixParams:
         return replace(params, key=self._virtual_key(params.key, state, splice))
 
@@ -150,6 +178,10 @@ class StatefulRadixCache(UnifiedRadixCache):
         self._loading_private = False
         req = params.req
         state = state_of(req)
+        if self.session_kv is not None and state.hold is not None and state.directive is None and req.host_hit_length:
+            loaded = self._read_snapshot(self.session_kv, req, state, state.hold, req.host_hit_length)
+            self._loading_private = loaded > 0
+            return loaded, req.last_node
         if self.facts is None or not isinstance(state.directive, Splice) or state.exact:
             return super().init_load_back(params)
         try:
@@ -261,7 +293,8 @@ class StatefulRadixCache(UnifiedRadixCache):
             logger.exception("pinning session %s failed", hold.session_id)
             pins.counts.failures += 1
         cells = {"pinned_tokens": pins.tokens_of(hold.session_id), "pinned_cells": pins.pinned_cells}
-        state.tell_session(req, {**cells, "lost": lost})
+        read = {} if state.snapshot is None else {"snapshot": state.snapshot}
+        state.tell_session(req, {**cells, "lost": lost, **read})
 
     def _published(self, req: Any, length: int) -> tuple[Any, int]:
         """The node where the first ``length`` tokens of a finished request end, in whole pages, and how many they are.

@@ -34,6 +34,7 @@ class RequestState:
     private_slots: torch.Tensor | None = None  # [e - p] int64, until the row of the request holds them
     computed_tokens: int = 0  # in holes between the facts
     failed: str | None = None  # loading failed: exact from here on, until the request is released
+    snapshot: Mapping[str, Any] | None = None  # what became of the session's, once it was tried
     virtual: array[int] | None = None  # ids of [first span's start, last span's end), made once; holes hold 0
     more: dict[str, Any] = field(default_factory=dict)  # of the report
     session: Mapping[str, Any] | None = None  # report about the hold

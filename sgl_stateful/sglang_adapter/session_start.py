@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -16,8 +16,10 @@ from sgl_stateful.errors import BadSessionRequest
 from sgl_stateful.salts import Salts
 from sgl_stateful.service import MemoryService
 from sgl_stateful.sessions.content import Renderer
-from sgl_stateful.sessions.metrics import process_session_metrics
+from sgl_stateful.sessions.metrics import SessionMetrics, process_session_metrics
 from sgl_stateful.sessions.service import SessionService
+from sgl_stateful.sessions.snapshots import SnapshotFolder
+from sgl_stateful.sessions.snapshotting import SessionSnapshots
 from sgl_stateful.settings import StatefulSettings
 
 from .engine import SGLangEngine
@@ -81,7 +83,7 @@ class SessionStarter:
         self._memory = memory
         self._start = asyncio.Lock()
         self.sessions: SessionService | None = None
-        self._upkeep: asyncio.Task[None] | None = None
+        self._upkeep: list[asyncio.Task[None]] = []
         self._weights = 0
         self._threads: Executor = ThreadPoolExecutor(_THREADS, thread_name_prefix="sgl-stateful sessions")
 
@@ -92,9 +94,11 @@ class SessionStarter:
         async with self._start:
             if self.sessions is None:
                 sessions = await self._make()
-                self._upkeep = asyncio.get_running_loop().create_task(
-                    sessions.run(every_s=self.settings.session_sweep_s), name="sgl-stateful sessions"
-                )
+                loop = asyncio.get_running_loop()
+                self._upkeep = [
+                    loop.create_task(sessions.run(every_s=self.settings.session_sweep_s), name="sgl-stateful sessions"),
+                    loop.create_task(sessions.write_snapshots(), name="sgl-stateful snapshots"),
+                ]
                 if self._memory is not None:
                     self._memory.on_purge(sessions.purged)
                 self.sessions = sessions
@@ -110,6 +114,7 @@ class SessionStarter:
         if self._memory is not None:
             log, salt = await asyncio.to_thread(getattr, self._memory.store, "session_log"), self._memory.salt
         digest = await asyncio.to_thread(tokenizer_digest, tokenizer)
+        metrics = process_session_metrics(settings.owner_classes())
         model = json.dumps([description.get("model", description["fingerprint"]), digest])
         return SessionService(
             log=log,
@@ -117,7 +122,7 @@ class SessionStarter:
             renderer=Renderer(tokenizer, vocab_size=self._manager.model_config.vocab_size),
             salt=salt,
             threads=self._threads,
-            metrics=process_session_metrics(settings.owner_classes()),
+            metrics=metrics,
             model=hashlib.blake2b(model.encode(), digest_size=16).hexdigest(),
             budget=min(budget, pool_tokens),
             quota=budget if settings.session_quota_tokens is None else settings.session_quota_tokens,
@@ -125,7 +130,27 @@ class SessionStarter:
             max_tokens=min(int(self._manager.context_len), pool_tokens) - _ROOM_TOKENS,
             versions=settings.session_versions,
             queue=settings.session_queue,
+            snapshots=await self._snapshots(description, metrics),
         )
+
+    async def _snapshots(self, description: Mapping[str, Any], metrics: SessionMetrics) -> SessionSnapshots | None:
+        path = self.settings.snapshot_path()
+        if path is None:
+            return None
+        snapshots = SessionSnapshots(
+            SnapshotFolder(path, budget_bytes=self.settings.session_snapshots_mib << 20),
+            self._engine,
+            metrics,
+            fingerprint=description["fingerprint"],
+            bytes_per_token=int(description["bytes_per_token"]),
+        )
+        await snapshots.start()
+        return snapshots
+
+    async def weights_changing(self) -> None:
+        """Weights are about to be updated in place."""
+        if self.sessions is not None:
+            await self.sessions.weights_changing()
 
     async def weights_changed(self) -> None:
         """Weights were updated in place, or may have been."""
@@ -135,8 +160,8 @@ class SessionStarter:
 
     def close(self) -> None:
         """Stop what runs in the background, and wait for the log."""
-        if self._upkeep is not None:
-            self._upkeep.cancel()
+        for task in self._upkeep:
+            task.cancel()
         if self.sessions is not None:
             self.sessions.close_all()
         self._threads.shutdown(wait=True, cancel_futures=True)

@@ -11,13 +11,18 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from sgl_stateful.sessions.hold import HOLD_KEY, Hold, dump_hold, parse_hold
+from sgl_stateful.sessions.hold import HOLD_KEY, Hold, Readback, dump_hold, parse_hold
 from sgl_stateful.sglang_adapter import pins as pins_module
 from sgl_stateful.sglang_adapter.pins import PinTable
 
 
 @pytest.mark.parametrize(
-    "hold", [Hold("s", 10, True, 3), Hold('é "quoted"', None, False, 2**40, priority=-100, group="g")]
+    "hold",
+    [
+        Hold("s", 10, True, 3),
+        Hold('é "quoted"', None, False, 2**40, priority=-100, group="g"),
+        Hold("s", 10, True, 3, snapshot=Readback("a.kv", 300, 256)),
+    ],
 )
 def test_a_hold_travels(hold: Hold) -> None:
     assert parse_hold({HOLD_KEY: dump_hold(hold), "own": 1}) == hold

@@ -56,6 +56,7 @@ def test_what_happens_is_counted_by_its_reason(registry: CollectorRegistry) -> N
         "expiries": {"idle": 2, "age": 0},
         "lost": {"flushed": 1},
         "dropped": 12,
+        "snapshots": {"written": 2, "read": 0, "missed": 1},
     }
 
 
