@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 _LOOK_EVERY_S = 1.0
 _WRITTEN_YET_S = 0.1
-_QUIET_S = 5.0  # a session that has not changed for so long is written
+_QUIET_S = 5.0
 _AGAIN_S = 60.0  # after it could not be
 _REWRITE_SHARE = 8  # a snapshot that lacks one in so many tokens is made anew: the whole of it is written
 
@@ -48,6 +48,10 @@ class SessionSnapshots:
         Of the model and the pool's layout.
     bytes_per_token
         Of keys and values.
+    quiet_s
+        A session that has not changed for so long is written.
+    look_every_s
+        How often that is looked at.
     """
 
     def __init__(
@@ -59,6 +63,7 @@ class SessionSnapshots:
         fingerprint: str = "",
         bytes_per_token: int = 0,
         quiet_s: float = _QUIET_S,
+        look_every_s: float = _LOOK_EVERY_S,
     ) -> None:
         self.rates = Rates()
         self._folder = folder
@@ -67,6 +72,7 @@ class SessionSnapshots:
         self._fingerprint = fingerprint
         self._bytes_per_token = bytes_per_token
         self._quiet_s = quiet_s
+        self._look_every_s = look_every_s
         self._epoch = 0  # counts changes of the weights
         self._headers: dict[SessionId, SnapshotHeader] = {}
         self._covered: dict[SessionId, tuple[Head, int]] = {}
@@ -172,7 +178,7 @@ class SessionSnapshots:
             return
         await self._clean(keeper, self._folder)
         while True:
-            await asyncio.sleep(_LOOK_EVERY_S)
+            await asyncio.sleep(self._look_every_s)
             try:
                 if (session := self._next(keeper)) is not None:
                     await self._write(keeper, self._folder, session)

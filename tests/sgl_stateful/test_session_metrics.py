@@ -39,6 +39,8 @@ def test_what_happens_is_counted_by_its_reason(registry: CollectorRegistry) -> N
     metrics.dropped(7)
     metrics.dropped(5)
     metrics.dropped(0)
+    for event in ("written", "missed", "written"):
+        metrics.snapshot(event)  # type: ignore[arg-type]
     metrics.set_open(4)
 
     assert registry.get_sample_value(f"{PREFIX}admissions_total") == 3
@@ -48,6 +50,7 @@ def test_what_happens_is_counted_by_its_reason(registry: CollectorRegistry) -> N
     assert samples(registry, "refusals_total", "reason") == {"budget": 1, "quota": 2, "queue": 0}
     assert samples(registry, "expiries_total", "kind") == {"idle": 2, "age": 0}
     assert samples(registry, "lost_total", "reason") == {"flushed": 1}
+    assert samples(registry, "snapshots_total", "event") == {"written": 2, "read": 0, "missed": 1}
     totals = metrics.totals()
     assert {name: totals[name] for name in totals if name not in ("tokens", "operations")} == {
         "admissions": 3,
