@@ -244,6 +244,7 @@ def snapshot_counts(http: httpx.Client) -> dict[str, int]:
     return counts
 
 
+@pytest.mark.timeout(900)  # two servers start
 def test_a_session_is_read_back_after_a_restart(model_dir: Path, tmp_path: Path) -> None:
     memory, owner = tmp_path / "memory", new_owner()
     flags = ["--dtype", "float32", "--max-total-tokens", "3000", "--arena-mib", "64"]
