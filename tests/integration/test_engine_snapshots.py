@@ -274,12 +274,12 @@ def test_a_session_is_read_back_after_a_restart(model_dir: Path, tmp_path: Path)
         httpx.Client(base_url=server.url, timeout=300) as http,
     ):
         session.http = http
-        assert session.show()["pin"] == {"state": "lost", "cells": 600, "reason": "restarted"}
+        assert session.show()["pin"] == {"state": "lost", "cells": 0, "reason": "restarted"}
         answer = session.ask("query", question, return_logprob=True)
         told = answer["meta_info"]["session"]
         assert (told["rebuilt"], told["cached_tokens"], told["prefilled_tokens"]) == ("snapshot", 600, 8)
         assert_same_answer(answer, wanted)
-        assert session.show()["pin"]["state"] == "pinned"
+        assert session.show()["pin"] == {"state": "pinned", "cells": 600, "reason": None}
         assert session.ask("query", question)["meta_info"]["session"]["rebuilt"] is None
         assert snapshot_counts(http) == {"written": 0, "read": 1, "missed": 0}
         until(lambda: list(folder.iterdir()) == [kept])  # a file that belongs to no session goes
