@@ -340,7 +340,9 @@ class SessionKeeper:
         await self._delete(name)
 
     async def _delete(self, name: SessionId) -> None:
-        await self.in_thread(self.log.delete, self._undeleted[name], name)
+        if (owner := self._undeleted.get(name)) is None:
+            return  # the upkeep was quicker
+        await self.in_thread(self.log.delete, owner, name)
         self._undeleted.pop(name, None)
 
     async def delete_ended(self) -> None:

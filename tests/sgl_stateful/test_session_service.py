@@ -406,6 +406,24 @@ async def test_closing_ends_what_runs_once(sessions: SessionService, engine: Pin
         await sessions.get(session.header.id, BO)
 
 
+async def test_closing_beside_the_upkeep(
+    sessions: SessionService, engine: PinningEngine, log: FailingLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The upkeep deletes what has ended between the two steps of a close."""
+    session = await sessions.create(ANA, text("abc"), PLAIN)
+    control = engine.control
+
+    async def unpin_late(op: str, payload: Any = None) -> Any:
+        answer = await control(op, payload)
+        if op == "unpin":
+            await sessions.sweep()
+        return answer
+
+    monkeypatch.setattr(engine, "control", unpin_late)
+    await sessions.close(session.header.id, ANA)
+    assert log.header(session.header.id) is None
+
+
 async def test_a_turn_has_to_have_room_for_its_answer(make: Callable[..., SessionService]) -> None:
     sessions = make(max_tokens=20)
     session = await sessions.create(ANA, text("0123456789"), PLAIN)
