@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -159,7 +160,7 @@ def test_many_sessions_of_many_turns(server: RunningServer, http: httpx.Client) 
     with ThreadPoolExecutor(CLIENTS) as threads:
         clients = list(threads.map(run, range(CLIENTS)))
 
-    counts = {what: sum(client.counts.get(what, 0) for client in clients) for what in clients[0].counts}
+    counts = sum((Counter(client.counts) for client in clients), Counter[str]())
     assert sum(counts.values()) == SESSIONS * TURNS
     answers = [answer for client in clients for answer in client.answers]
     for start in range(0, len(answers), BATCH):
