@@ -10,14 +10,14 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
-from memstore import MemStoreError, OwnerId, SessionGone, SessionMoved
-from memstore.session_log import LogEntry, SessionHeader, SessionId, SessionLog
+from memstore import OwnerId, SessionGone, SessionMoved
+from memstore.session_log import SessionHeader, SessionId, SessionLog
 from sgl_stateful.engine_port import EnginePort
 from sgl_stateful.errors import (
     PinRefused,
@@ -27,7 +27,7 @@ from sgl_stateful.errors import (
     SessionVersionConflict,
 )
 
-from .chain import segments
+from .cancellation import to_its_end
 from .hold import Hold
 from .metrics import SessionMetrics
 from .pins import EnginePins
@@ -91,8 +91,8 @@ class SessionKeeper:
         self._locks: dict[SessionId, asyncio.Lock] = {}
         self._loading = asyncio.Lock()
         self._purges: Counter[str] = Counter()  # of each owner, while this process lives
-        self._touched: dict[SessionId, float] = {}
-        self._undeleted: dict[SessionId, OwnerId] = {}
+        self.touched: dict[SessionId, float] = {}
+        self.undeleted: dict[SessionId, OwnerId] = {}
 
     # ---- finding ----
 
@@ -118,7 +118,7 @@ class SessionKeeper:
             if self.table.knows(session_id):
                 return
             header = await self.in_thread(self.log.header, session_id)
-            if header is None or owner not in (None, header.owner) or session_id in self._undeleted:
+            if header is None or owner not in (None, header.owner) or session_id in self.undeleted:
                 raise SessionNotFound("there is no such session of this owner")
             if header.model != self.model:
                 raise SessionOfAnotherModel("the session was made with another model or tokenizer: open a new one")
@@ -193,7 +193,7 @@ class SessionKeeper:
         finally:
             # Whatever the pin is now: who begins from here on puts it right, and who began before leaves it alone.
             self.renew(session)
-        await _to_its_end(self._write(change, write, purges))
+        await to_its_end(self._write(change, write, purges))
         return Made(session, change, prefilled, cached, 1e3 * (time.perf_counter() - began))
 
     async def _write(self, change: Change, write: Callable[[], None], purges: int) -> None:
@@ -204,7 +204,7 @@ class SessionKeeper:
             await self._check_purge(session, purges)
         except SessionMoved:
             self.table.abandon(change)
-            await self._forget(session)
+            await self.forget(session)
             raise SessionVersionConflict("another server has changed the session: look at it and repeat") from None
         except SessionGone:
             self.table.abandon(change)
@@ -236,7 +236,7 @@ class SessionKeeper:
         self._stop(session.header.id)
         await self.pins.unpin([session.header.id])
 
-    async def _forget(self, session: Session) -> None:
+    async def forget(self, session: Session) -> None:
         """The session goes on elsewhere: drop the copy."""
         self.table.forget(session)
         self._stop(session.header.id)
@@ -295,7 +295,7 @@ class SessionKeeper:
     def touch(self, session: Session) -> None:
         """Begin the session's idle time anew; the log learns of it later."""
         self.table.touch(session)
-        self._touched[session.header.id] = session.header.used_at
+        self.touched[session.header.id] = session.header.used_at
 
     @contextmanager
     def counting_refusals(self) -> Iterator[None]:
@@ -335,80 +335,16 @@ class SessionKeeper:
         name = session.header.id
         self.table.close(session, how=how)
         self._stop(name)
-        self._undeleted[name] = session.header.owner
+        self.undeleted[name] = session.header.owner
         await self._let_go([session])
-        await self._delete(name)
+        await self.delete(name)
 
-    async def _delete(self, name: SessionId) -> None:
-        if (owner := self._undeleted.get(name)) is None:
+    async def delete(self, name: SessionId) -> None:
+        """Delete from the log a session that has ended; harmless where that has been done."""
+        if (owner := self.undeleted.get(name)) is None:
             return  # the upkeep was quicker
         await self.in_thread(self.log.delete, owner, name)
-        self._undeleted.pop(name, None)
-
-    async def delete_ended(self) -> None:
-        """Delete from the log what has ended and could not be deleted then."""
-        for name in list(self._undeleted):
-            try:
-                await self._delete(name)
-            except MemStoreError as error:
-                logger.warning("session %s cannot be deleted from the log yet: %s", name, error)
-
-    async def expire(self) -> int:
-        """End the sessions whose time is over; returns how many. One that was used on another server lives on there."""
-        count = 0
-        for session, why in self.table.expired():
-            header = await self.in_thread(self.log.header, session.header.id)
-            if header is not None and header.used_at > session.header.used_at:
-                if self.table.is_here(session):
-                    await self._forget(session)
-                continue
-            if self.table.is_here(session) and session.ended_by(self.clock()) is not None:
-                self.metrics.expired(why)
-                count += 1
-                await self.end(session, "expired")
-        return count
-
-    async def expire_elsewhere(self, *, grace_s: float) -> int:
-        """Delete sessions of the log that nobody has in memory any more and whose time has long been over.
-
-        Parameters
-        ----------
-        grace_s
-            How much longer than its time one is left, for a server that is still answering on it.
-        """
-        after: SessionId | None = None
-        count = 0
-        while page := await self.in_thread(partial(self.log.headers, after=after)):
-            after = page[-1].id
-            for header in page:
-                ends = header.ends_at()
-                if ends is not None and ends + grace_s <= self.clock() and not self.table.knows(header.id):
-                    count += await self.in_thread(self.log.delete, header.owner, header.id)
-                    await self.snapshots.forget([header])
-        return count
-
-    async def write_touches(self) -> None:
-        """Write to the log when sessions were last used."""
-        touched, self._touched = self._touched, {}
-        try:
-            if touched:
-                await self.in_thread(self.log.touch, touched)
-        except BaseException:
-            self._touched = touched | self._touched
-            raise
-
-    async def compact(self) -> None:
-        """Write the content of sessions with a long log as one entry; earlier versions cannot be reached then."""
-        for session in self.table.sessions():
-            if session.logged <= 2 * self.table.versions or self.is_changing(session):
-                continue
-            with suppress(SessionNotFound):
-                async with self.alone(session):
-                    entry = LogEntry(session.version, 0, 0, tuple(segments(session.head)))
-                    header = session.header
-                    with suppress(SessionGone, SessionMoved):
-                        await self.in_thread(self.log.compact, header.owner, header.id, entry)
-                    self.table.forget_versions(session)
+        self.undeleted.pop(name, None)
 
     async def purged(self, owner: str) -> int:
         """End every session of an owner whose everything was removed; returns how many.
@@ -446,7 +382,7 @@ class SessionKeeper:
             if use.cancel is not None:
                 use.cancel()
         self._locks.pop(name, None)
-        self._touched.pop(name, None)
+        self.touched.pop(name, None)
 
     # ---- what both need ----
 
@@ -462,18 +398,3 @@ class SessionKeeper:
     async def in_thread(self, call: Callable[..., T], *args: object) -> T:
         """Wait for the log on a thread."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, partial(call, *args))
-
-
-async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
-    """Wait for the work, and when cancelled wait all the same: what it holds is not to be let go before."""
-    task = asyncio.get_running_loop().create_task(work)
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.wait([task])
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None:
-        task.exception()  # nobody is left to be told
-        raise cancelled
-    task.result()

@@ -32,6 +32,7 @@ from .segments import segments_of
 from .session import Session
 from .snapshotting import SessionSnapshots
 from .table import SessionTable
+from .upkeep import SessionUpkeep
 
 logger = logging.getLogger(__name__)
 
@@ -113,6 +114,7 @@ class SessionService:
         )
         self._queues = AppendQueues(self._keeper, limit=queue, render=self.render)
         self.answering = Answering(self._keeper, renderer, alone=self._queues.in_order)
+        self._upkeep = SessionUpkeep(self._keeper)
         self._pool_tokens = pool_tokens
         self.get = self._keeper.get
         self.find = self._keeper.find
@@ -355,7 +357,7 @@ class SessionService:
                     await self._gauge()
                 if now - looked >= _LOG_EVERY_S:
                     looked = now
-                    await self._keeper.expire_elsewhere(grace_s=_LOG_EVERY_S)
+                    await self._upkeep.expire_elsewhere(grace_s=_LOG_EVERY_S)
             except (MemStoreError, RuntimeError) as error:
                 logger.warning("looking after sessions failed, and is repeated: %s", error)
             except Exception:
@@ -369,12 +371,7 @@ class SessionService:
 
     async def sweep(self) -> int:
         """End the sessions whose time is over; returns how many."""
-        try:
-            return await self._keeper.expire()
-        finally:
-            await self._keeper.delete_ended()
-            await self._keeper.write_touches()
-            await self._keeper.compact()
+        return await self._upkeep.sweep()
 
     def close_all(self) -> None:
         """Begin nothing more; sessions stay in the log."""

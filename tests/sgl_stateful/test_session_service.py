@@ -30,6 +30,7 @@ from sgl_stateful.sessions.content import Content, Renderer
 from sgl_stateful.sessions.metrics import SessionMetrics
 from sgl_stateful.sessions.service import Options, SessionService
 from sgl_stateful.sessions.session import Session
+from sgl_stateful.sessions.upkeep import SessionUpkeep
 from sgl_stateful.sessions.use import Answer, Use
 
 pytestmark = pytest.mark.anyio
@@ -648,6 +649,20 @@ async def test_a_session_in_use_on_another_server_does_not_expire_here(
     clock.now += 100
     assert await one.sweep() == 1
     assert log.header(session.header.id) is None
+
+
+async def test_what_no_server_has_in_memory_is_deleted_when_its_time_is_long_over(
+    make: Callable[..., SessionService], log: FailingLog, clock: Clock
+) -> None:
+    before = make()
+    await before.create(ANA, text("abc"), replace(PLAIN, ttl_s=100.0))
+    kept = await before.create(ANA, text("abc"), PLAIN)
+    after = SessionUpkeep(make()._keeper)  # as after a restart: nothing is in memory
+    clock.now += 150
+    assert await after.expire_elsewhere(grace_s=60.0) == 0
+    clock.now += 10
+    assert await after.expire_elsewhere(grace_s=60.0) == 1
+    assert [header.id for header in log.headers()] == [kept.header.id]
 
 
 async def test_looking_at_sessions_of_the_log_counts_no_cells(make: Callable[..., SessionService]) -> None:
