@@ -2,6 +2,7 @@
 
 LocomoError
 ├── ServerFailed             a server did not start, ended, or answered with an error
+├── ReportInputError         what a report is made from cannot be read
 └── DatasetError             the data cannot be used
     ├── DatasetNotFoundError   no file there
     └── DatasetFormatError     a file, but not the schema
@@ -14,6 +15,10 @@ class LocomoError(Exception):
 
 class ServerFailed(LocomoError):
     """A server did not start, ended, or answered with an error; the message repeats it."""
+
+
+class ReportInputError(LocomoError):
+    """A score, a run's rows or a benchmark's file is absent, cut short or of another shape."""
 
 
 class DatasetError(LocomoError):
