@@ -3,9 +3,15 @@
 LocomoError
 ├── ServerFailed             a server did not start, ended, or answered with an error
 ├── ReportInputError         what a report is made from cannot be read
+├── ScoringError             a figure is not defined for what it was asked of
+├── JudgeError               answers cannot be judged
+│   ├── JudgePromptError       the prompt's file lacks a placeholder, or cannot be read
+│   ├── JudgeRefused           the endpoint refuses every request: key, address or model
+│   └── VerdictCacheError      the verdicts' file cannot be read or written
 └── DatasetError             the data cannot be used
     ├── DatasetNotFoundError   no file there
-    └── DatasetFormatError     a file, but not the schema
+    ├── DatasetFormatError     a file, but not the schema
+    └── AuditFormatError       a list of wrong golds that does not fit the data
 """
 
 
@@ -21,6 +27,26 @@ class ReportInputError(LocomoError):
     """A score, a run's rows or a benchmark's file is absent, cut short or of another shape."""
 
 
+class ScoringError(LocomoError):
+    """A figure is not defined for what it was asked of: no question, no gold, a value that is no number."""
+
+
+class JudgeError(LocomoError):
+    """Answers cannot be judged."""
+
+
+class JudgePromptError(JudgeError):
+    """The judge's prompt cannot be read or lacks a placeholder."""
+
+
+class JudgeRefused(JudgeError):
+    """The judge's endpoint refuses every request; the message repeats its reason."""
+
+
+class VerdictCacheError(JudgeError):
+    """The file of verdicts is damaged, in use, or cannot be written."""
+
+
 class DatasetError(LocomoError):
     """The data file cannot be used."""
 
@@ -31,3 +57,7 @@ class DatasetNotFoundError(DatasetError):
 
 class DatasetFormatError(DatasetError):
     """The file is not JSON or does not follow LoCoMo's schema."""
+
+
+class AuditFormatError(DatasetError):
+    """A list of wrong gold answers is not one, or names questions that the data does not have."""

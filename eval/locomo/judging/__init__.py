@@ -1,0 +1,1 @@
+"""A language model's verdict on answers, through any OpenAI-compatible endpoint."""

@@ -1,0 +1,1 @@
+"""Figures of merit: pure functions of answers, retrieved ids and negative log likelihoods."""
