@@ -41,9 +41,12 @@ class PortableCpuPlatform(CpuDeviceMixin, SRTPlatform):
         """Put our attention where SGLang chose none, or `intel_amx`: its default for x86, whose kernels are not here.
 
         On Arm SGLang's default is `torch_native`, which looks like the caller's own choice and is kept. An idle
-        scheduler waits for its sockets: polling would take one of the cores that the model computes on.
+        scheduler waits for its sockets: polling would take one of the cores that the model computes on. Nothing
+        overlaps with a forward that runs on the scheduler's own cores: overlapped, a first token would only be sent
+        after the next decode step.
         """
         server_args.sleep_on_idle = True
+        server_args.disable_overlap_schedule = True
         both = server_args.prefill_attention_backend, server_args.decode_attention_backend
         if server_args.attention_backend in (None, "intel_amx") and both == (None, None):
             server_args.attention_backend = ATTENTION_BACKEND

@@ -78,3 +78,9 @@ def test_leaves_the_core_free_while_idle() -> None:
     args = server_args(attention_backend="torch_native")
     PortableCpuPlatform().apply_server_args_defaults(args)
     assert args.sleep_on_idle
+
+
+def test_sends_a_first_token_before_the_next_forward() -> None:
+    args = server_args(attention_backend="torch_native")
+    PortableCpuPlatform().apply_server_args_defaults(args)
+    assert args.disable_overlap_schedule
