@@ -1,0 +1,135 @@
+"""Accuracy: the official F1 per id, the judge, and Mem0's metrics, each in a table of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from . import commands
+from .charts import ROW_INCHES, Row, forest
+from .contents import Cell, Figure, Part, Section, Table, count, estimate, number, text
+from .drawing import canvas, export
+from .palette import LIGHT, colour_of
+from .scores import ArmScore, arms_of, at_main_k, main_k
+
+IDS = {
+    "all": "all ids",
+    "4": "4 single-hop",
+    "1": "1 multi-hop",
+    "2": "2 temporal",
+    "3": "3 open-domain",
+    "5": "5 adversarial",
+}
+
+
+def accuracy(score: Mapping[str, Any]) -> Section:
+    """Tables of all arms, charts of F1 and of the judge."""
+    arms = arms_of(score)
+    scored = [arm for arm in arms if arm.number("official_f1", "all") is not None]
+    judged = [arm for arm in arms if arm.estimate("judge", mean="accuracy")]
+    parts: list[Part] = []
+    parts += [_official_chart(scored), _official_table(scored)] if scored else [commands.ANSWERS]
+    parts += [_judge_chart(judged), _judge_table(judged)] if judged else [commands.JUDGE]
+    if any(arm.number("mem0_f1") is not None for arm in arms):
+        parts.append(_mem0_table(arms))
+    lead = [
+        "Three metrics that share a name or a range and nothing else: they are never put into one column. The official "
+        "F1 has no interval here: it is compared between arms on the same questions, by `compare`.",
+    ]
+    return Section("accuracy", "Accuracy of the answers", lead, parts)
+
+
+def _names(arm: ArmScore) -> list[Cell]:
+    return [text(arm.name.label), count(arm.name.k), count(arm.number("n"))]
+
+
+def _official_table(arms: Sequence[ArmScore]) -> Table:
+    audited = any(arm.number("official_f1_audited") is not None for arm in arms)
+    rows = [
+        _names(arm)
+        + [number(arm.number("official_f1", key)) for key in IDS]
+        + ([number(arm.number("official_f1_audited"))] if audited else [])
+        + [count(arm.number("errors"))]
+        for arm in arms
+    ]
+    columns = ["Arm", "k", "n", *IDS.values(), *(["all, without audited errors"] if audited else []), "failed"]
+    return Table("Official LoCoMo F1, by category id", columns, rows)
+
+
+def _judge_table(arms: Sequence[ArmScore]) -> Table:
+    rows = []
+    for arm in arms:
+        judge = arm.values["judge"]
+        runs = " / ".join(f"{run:.3f}" for run in judge.get("runs") or ())
+        rows.append(
+            [
+                *_names(arm),
+                estimate(arm.estimate("judge", mean="accuracy")),
+                text(runs or None),
+                count(arm.number("judge", "abstained")),
+                count(arm.number("judge", "unjudged")),
+            ]
+        )
+    columns = ["Arm", "k", "n", "Accuracy, Wilson 95 %", "Each run", "Abstained", "Unjudged"]
+    return Table("LLM judge", columns, rows)
+
+
+def _mem0_table(arms: Sequence[ArmScore]) -> Table:
+    rows = [[*_names(arm), number(arm.number("mem0_f1")), number(arm.number("mem0_bleu1"))] for arm in arms]
+    return Table(
+        "Mem0's metrics (set overlap without stems; sentence BLEU): not the official F1",
+        ["Arm", "k", "n", "Mem0 F1", "Mem0 BLEU-1"],
+        rows,
+    )
+
+
+def _official_chart(arms: Sequence[ArmScore]) -> Figure:
+    k, arms = main_k(arms), at_main_k(arms)
+    largest = max(arm.number("official_f1", key) or 0.0 for arm in arms for key in IDS)
+    with canvas(0.9 + ROW_INCHES * len(arms)) as drawn:
+        panels = drawn.subplots(1, len(IDS), sharey=True)
+        for axes, (key, title) in zip(panels, IDS.items(), strict=True):
+            for position, arm in enumerate(arms):
+                value = arm.number("official_f1", key)
+                if value is not None:
+                    axes.barh(position, value, color=colour_of(arm.name), height=0.62)
+                    axes.annotate(
+                        f"{value:.2f}",
+                        (value, position),
+                        (3, 0),
+                        textcoords="offset points",
+                        va="center",
+                        fontsize=8,
+                    )
+            axes.set_title(title.replace(" ", "\n", 1), fontsize=7.5)
+            axes.set_xlim(0, max(largest * 1.45, 0.01))
+            axes.set_xticks([])
+            axes.spines["bottom"].set_visible(False)
+            axes.axvline(0, color=LIGHT["muted"], linewidth=0.8)
+        panels[0].set_yticks(range(len(arms)), [arm.name.label for arm in arms])
+        panels[0].tick_params(axis="y", labelcolor=LIGHT["ink"])
+        panels[0].invert_yaxis()
+        return export(
+            drawn,
+            "accuracy",
+            alt="Bars of the official F1 of every arm, for all questions and for each of the five category ids.",
+            caption=f"Official LoCoMo F1 (0 to 1) at k = {k}, all ids and each id alone. All panels share one scale.",
+        )
+
+
+def _judge_chart(arms: Sequence[ArmScore]) -> Figure:
+    rows = [
+        Row(arm.name, arm.name.label, value)
+        for arm in at_main_k(arms)
+        if (value := arm.estimate("judge", mean="accuracy"))
+    ]
+    with canvas(0.75 + ROW_INCHES * len(rows)) as drawn:
+        axes = drawn.subplots()
+        forest(axes, rows)
+        axes.set_xlabel("share of answers that the judge calls right")
+        return export(
+            drawn,
+            "judge",
+            alt="Judge accuracy of every arm with its Wilson interval.",
+            caption=f"Judge accuracy at k = {main_k(arms)} and its Wilson 95 % interval. Hollow marks: facts at the head.",
+        )
