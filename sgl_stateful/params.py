@@ -25,6 +25,9 @@ class MemoryParams(BaseModel):
     ----------
     owner
         Whose facts.
+    facts
+        Ids of the facts to serve, in the order of the prompt, instead of a search: ``k``, ``order``, ``min_score``,
+        ``where``, ``search`` and ``query`` do not apply. Ids that the owner does not have are left out.
     k
         How many at most, 0 to 1000.
     mode
@@ -51,6 +54,7 @@ class MemoryParams(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     owner: str
+    facts: tuple[str, ...] | None = Field(None, max_length=MAX_FACTS)
     k: int = Field(10, ge=0, le=MAX_FACTS, strict=True)
     mode: Mode = "splice"
     placement: Placement = "tail"

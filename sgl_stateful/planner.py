@@ -57,12 +57,13 @@ class PromptPlanner:
         salt: str,
         report: Report,
     ) -> Prepared:
-        """The prompt with the best hits that fit, spliced where they have an encoding; ``report`` is filled in."""
+        """The prompt with the best hits that fit (named facts: the first), spliced where they have an encoding; ``report`` is filled in."""
         codec = self._codec
         hits, report.dropped_for_length = self._fit(hits, len(head) + len(tail) + reserve_tokens)
         tokens = [codec.encode_fact(hit.fact) for hit in hits]
-        scores = {hit.fact.id: hit.score for hit in hits}
-        ordered = order_facts(tokens, [hit.score for hit in hits], params.order)
+        is_named = params.facts is not None
+        scores = {hit.fact.id: None if is_named else round(hit.score, 6) for hit in hits}
+        ordered = tokens if is_named else order_facts(tokens, [hit.score for hit in hits], params.order)
         encodings: dict[FactId, Encoding] = {}
         if params.mode == "splice" and hits:
             encodings = self._encodings(params.owner, ladder, ordered, report)
@@ -70,7 +71,7 @@ class PromptPlanner:
             if report.not_encoded:
                 report.reason = f"not_encoded:{report.not_encoded}"
         report.facts = [
-            {"id": f.fact.id, "score": round(scores[f.fact.id], 6), "encoded": f.fact.id in encodings} for f in ordered
+            {"id": f.fact.id, "score": scores[f.fact.id], "encoded": f.fact.id in encodings} for f in ordered
         ]
         prompt = assemble(head=head, header=self._header, facts=ordered, footer=self._footer, tail=tail)
         spans = tuple(

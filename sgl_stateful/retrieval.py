@@ -118,7 +118,12 @@ class Retriever:
         hits: list[SearchHit] = []
         try:
             salt = self._salts.of(params.owner, self._epoch(params.owner))
-            if params.mode != "off" and params.k > 0:
+            if params.mode == "off":
+                pass
+            elif params.facts is not None:
+                named = self._store.get_many(params.owner, tuple(dict.fromkeys(params.facts)))
+                hits = [SearchHit(fact, 0.0) for fact in named]
+            elif params.k > 0:
                 hits = self._store.search(
                     params.owner,
                     params.query or query,

@@ -124,6 +124,23 @@ async def test_chronological_order_is_that_of_arrival(make_service: Make) -> Non
     await stopped(service)
 
 
+async def test_named_facts_are_served_in_their_order_and_no_others(make_service: Make) -> None:
+    service = make_service()
+    facts = await started(service)
+    bobs = (await service.facts.add("bob", [NewFact(text="red kayak")]))[0].fact
+    named = [facts[3].id, facts[0].id, bobs.id, "no such fact", facts[3].id]
+    prepared = prepare(service, facts=named, k=1, min_score=1, where={"stream": "none"})
+    lines = [render_fact(facts[i]) for i in (3, 0)]
+    assert text_of(prepared) == f"<user>\nNotes:\n{''.join(lines)}question?\n"
+    assert [(shown["id"], shown["score"]) for shown in prepared.report.facts] == [
+        (facts[3].id, None),
+        (facts[0].id, None),
+    ]
+    assert prepare(service, facts=[]).token_ids == HEAD + TAIL
+    assert prepare(service, facts=named, mode="off").token_ids == HEAD + TAIL
+    await stopped(service)
+
+
 async def test_an_unknown_policy_is_named_with_those_there_are(make_service: Make) -> None:
     service = make_service(also_encode="window:1")
     await started(service, encode=False)
