@@ -3,9 +3,11 @@
 LocomoError
 ├── ServerFailed             a server did not start, ended, or answered with an error
 ├── ReportInputError         what a report is made from cannot be read
+├── VectorCacheError         vectors that were kept from an earlier run cannot be read or kept
 ├── ScoringError             a figure is not defined for what it was asked of
 ├── JudgeError               answers cannot be judged
 │   ├── JudgePromptError       the prompt's file lacks a placeholder, or cannot be read
+│   ├── JudgeUnanswered        one request got no answer, after every retry
 │   ├── JudgeRefused           the endpoint refuses every request: key, address or model
 │   └── VerdictCacheError      the verdicts' file cannot be read or written
 └── DatasetError             the data cannot be used
@@ -27,6 +29,10 @@ class ReportInputError(LocomoError):
     """A score, a run's rows or a benchmark's file is absent, cut short or of another shape."""
 
 
+class VectorCacheError(LocomoError):
+    """Vectors of an earlier run are damaged, or none can be kept where the user said."""
+
+
 class ScoringError(LocomoError):
     """A figure is not defined for what it was asked of: no question, no gold, a value that is no number."""
 
@@ -37,6 +43,10 @@ class JudgeError(LocomoError):
 
 class JudgePromptError(JudgeError):
     """The judge's prompt cannot be read or lacks a placeholder."""
+
+
+class JudgeUnanswered(JudgeError):
+    """The judge's endpoint gave no answer to one request; the message says what it met."""
 
 
 class JudgeRefused(JudgeError):
