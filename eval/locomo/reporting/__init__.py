@@ -1,6 +1,20 @@
-"""What a run found, as one page to read and figures to show; and two runs beside each other."""
+"""What a run found, as one page to read and figures to show; and runs beside each other."""
 
+from .comparison import Pair, compare
+from .comparison_tables import render, write_comparison
+from .measures import Measured, Run, read_run
 from .page import BENCHES, write_report
 from .scores import read_object
 
-__all__ = ["BENCHES", "read_object", "write_report"]
+__all__ = [
+    "BENCHES",
+    "Measured",
+    "Pair",
+    "Run",
+    "compare",
+    "read_object",
+    "read_run",
+    "render",
+    "write_comparison",
+    "write_report",
+]

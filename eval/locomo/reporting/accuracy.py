@@ -7,10 +7,10 @@ from typing import Any
 
 from . import commands
 from .charts import ROW_INCHES, Row, forest
-from .contents import Cell, Figure, Part, Section, Table, count, estimate, number, text
+from .contents import ABSENT, Cell, Figure, Part, Section, Table, count, estimate, number, text
 from .drawing import canvas, export
 from .palette import LIGHT, colour_of
-from .scores import ArmScore, arms_of, at_main_k, main_k
+from .scores import ArmScore, arms_of, at_main_k, finite, main_k
 
 IDS = {
     "all": "all ids",
@@ -29,12 +29,12 @@ def accuracy(score: Mapping[str, Any]) -> Section:
     judged = [arm for arm in arms if arm.estimate("judge", mean="accuracy")]
     parts: list[Part] = []
     parts += [_official_chart(scored), _official_table(scored)] if scored else [commands.ANSWERS]
-    parts += [_judge_chart(judged), _judge_table(judged)] if judged else [commands.JUDGE]
+    parts += [_judge_chart(judged), _judge_table(judged), *_controls_table(score)] if judged else [commands.JUDGE]
     if any(arm.number("mem0_f1") is not None for arm in arms):
         parts.append(_mem0_table(arms))
     lead = [
         "Three metrics that share a name or a range and nothing else: they are never put into one column. The official "
-        "F1 has no interval here: it is compared between arms on the same questions, by `compare`.",
+        "F1 has no interval here: it is compared between runs on the same questions, by python -m locomo compare.",
     ]
     return Section("accuracy", "Accuracy of the answers", lead, parts)
 
@@ -60,18 +60,34 @@ def _judge_table(arms: Sequence[ArmScore]) -> Table:
     rows = []
     for arm in arms:
         judge = arm.values["judge"]
-        runs = " / ".join(f"{run:.3f}" for run in judge.get("runs") or ())
+        runs = " / ".join(ABSENT if run is None else f"{run:.3f}" for run in judge.get("runs") or ())
         rows.append(
             [
-                *_names(arm),
+                text(arm.name.label),
+                count(arm.name.k),
+                count(arm.number("judge", "n") or arm.number("n")),
                 estimate(arm.estimate("judge", mean="accuracy")),
                 text(runs or None),
                 count(arm.number("judge", "abstained")),
                 count(arm.number("judge", "unjudged")),
             ]
         )
-    columns = ["Arm", "k", "n", "Accuracy, Wilson 95 %", "Each run", "Abstained", "Unjudged"]
-    return Table("LLM judge", columns, rows)
+    overs = {value.over for arm in arms if (value := arm.estimate("judge", mean="accuracy"))}
+    interval = "Wilson" if overs == {None} else "bootstrap over " + " or ".join(sorted(filter(None, overs)))
+    columns = ["Arm", "k", "n", "Accuracy", "Each run", "Abstained", "Unjudged"]
+    return Table(f"LLM judge, 95 % intervals: {interval}", columns, rows)
+
+
+def _controls_table(score: Mapping[str, Any]) -> list[Table]:
+    """How often the judge let pass what is known to be wrong, in each run; empty where the score has no controls."""
+    controls = (score.get("judge") or {}).get("controls") or []
+    keys = ("judged", "known_wrong_accepted", "vague_accepted", "unjudged")
+    rows = [
+        [count(run), *(number(finite(control.get(key)), 3 if "accepted" in key else 0) for key in keys)]
+        for run, control in enumerate(controls, start=1)
+    ]
+    columns = ["Run", "Controls judged", "Known-wrong answers accepted", "Vague answers accepted", "Unjudged"]
+    return [Table("The judge's controls, share accepted", columns, rows)] if rows else []
 
 
 def _mem0_table(arms: Sequence[ArmScore]) -> Table:
@@ -130,6 +146,6 @@ def _judge_chart(arms: Sequence[ArmScore]) -> Figure:
         return export(
             drawn,
             "judge",
-            alt="Judge accuracy of every arm with its Wilson interval.",
-            caption=f"Judge accuracy at k = {main_k(arms)} and its Wilson 95 % interval. Hollow marks: facts at the head.",
+            alt="Judge accuracy of every arm with its interval.",
+            caption=f"Judge accuracy at k = {main_k(arms)}, 95 % intervals. Hollow marks: facts at the head.",
         )

@@ -144,11 +144,11 @@ def lines(
 def sparse(values: Iterable[float]) -> list[float]:
     """Those of the values that can be written side by side on an axis that spans them all."""
     ordered = sorted(values)
-    kept: list[float] = []
-    for value in reversed(ordered):
-        if not kept or kept[-1] - value >= 0.03 * (ordered[-1] - ordered[0]):
+    kept = ordered[:1]
+    for value in ordered[1:]:
+        if value - kept[-1] >= 0.03 * (ordered[-1] - ordered[0]):
             kept.append(value)
-    return kept[::-1]
+    return kept
 
 
 def ends(value: Estimate) -> tuple[float, float]:

@@ -75,9 +75,10 @@ def _on_fidelity(arms: Sequence[ArmScore]) -> list[str]:
     n = arm.number("n")
     sentences = [
         f"On this model, at k = {k} and n = {n or 0:.0f} questions, the best spliced arm ({arm.name.label}) has "
-        f"{_cite(ratio)} times the KL that reordering the same facts causes: {verdict}. It was chosen as the best of "
-        f"{len(ratios)} on these same questions, which flatters it."
+        f"{_cite(ratio)} times the KL that reordering the same facts causes: {verdict}."
     ]
+    if len(ratios) > 1:
+        sentences[0] += f" It was chosen as the best of {len(ratios)} on these same questions, which flatters it."
     if share := arm.estimate("share_of_information_kept"):
         sentences.append(f"That arm keeps {_cite(share)} of what the facts tell this model about the gold answer.")
     return sentences
@@ -131,5 +132,5 @@ def _on_intervals(arms: Sequence[ArmScore]) -> list[str]:
         ]
     return [
         f"Small differences.{size} questions over a handful of conversations, the bootstrap over conversations is "
-        "coarse; an interval that barely leaves zero or one settles little. Use `compare` for paired differences."
+        "coarse; an interval that barely leaves zero or one settles little. For runs: python -m locomo compare."
     ]

@@ -33,6 +33,10 @@ class Table:
         """Whether a page should show it on demand alone."""
         return len(self.rows) > LONG_ROWS
 
+    def is_numeric(self, column: int) -> bool:
+        """Whether any cell of the column is a number."""
+        return any(row[column].value is not None for row in self.rows)
+
 
 @dataclass(frozen=True, slots=True)
 class Figure:

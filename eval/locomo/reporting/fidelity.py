@@ -12,12 +12,13 @@ from .drawing import canvas, export
 from .scores import ArmScore, Estimate, arms_of, main_k
 
 KL_AXIS = "mean KL from full prefill, nats per answer token (log)"
+KL_DIGITS = 4
 COLUMNS = {
-    "kl_answer": "KL, answer tokens (nats)",
-    "kl_over_shuffle_floor": "÷ floor of another order",
-    "kl_first": "KL, first token (nats)",
-    "top1_first": "Same first token",
-    "nll_difference": "ΔNLL (nats per token)",
+    "kl_answer": ("KL, answer tokens (nats)", KL_DIGITS),
+    "kl_over_shuffle_floor": ("÷ floor of another order", 2),
+    "kl_first": ("KL, first token (nats)", KL_DIGITS),
+    "top1_first": ("Same first token", 3),
+    "nll_difference": ("ΔNLL (nats per token)", 3),
 }
 
 
@@ -41,11 +42,13 @@ def fidelity(score: Mapping[str, Any]) -> Section:
 def _table(arms: Sequence[ArmScore]) -> Table:
     rows = [
         [text(arm.name.label), count(arm.name.k), count(arm.number("n"))]
-        + [estimate(arm.estimate(key)) for key in COLUMNS]
+        + [estimate(arm.estimate(key), digits) for key, (_, digits) in COLUMNS.items()]
         for arm in arms
         if not _is_reference(arm)
     ]
-    return Table("Distance from full prefill, 95 % intervals", ["Arm", "k", "n", *COLUMNS.values()], rows)
+    return Table(
+        "Distance from full prefill, 95 % intervals", ["Arm", "k", "n", *(title for title, _ in COLUMNS.values())], rows
+    )
 
 
 def _is_reference(arm: ArmScore) -> bool:
@@ -72,7 +75,7 @@ def _arms_chart(arms: Sequence[ArmScore]) -> Figure | None:
     rows = [Row(arm.name, arm.name.label, value) for arm, value in known]
     with canvas(0.75 + ROW_INCHES * len(rows)) as drawn:
         axes = drawn.subplots()
-        forest(axes, rows, floors=[value for _, value in _floors(arms, k)], log=True)
+        forest(axes, rows, floors=[value for _, value in _floors(arms, k)], log=True, digits=KL_DIGITS)
         axes.set_xlabel(KL_AXIS)
         return export(
             drawn,

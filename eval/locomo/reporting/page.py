@@ -108,7 +108,7 @@ def _facts(score: Mapping[str, Any]) -> list[str]:
     found = {
         "model": find(score, "model", "model_id", "model_name", "model_path"),
         "questions": str(max(counts)) if counts else None,
-        "commit": find(score, "commit", "git_commit"),
+        "commit": (find(score, "commit", "git_commit") or "")[:12],
         "machine": find(score, "machine", "cpu"),
     }
     return [f"{name} {value}" for name, value in found.items() if value]
