@@ -180,6 +180,35 @@ def test_an_endpoint_that_goes_away_is_given_up_and_the_rest_is_unjudged(tmp_pat
     assert report.false_accepts() == {"known_wrong": None, "vague": None}
 
 
+def test_an_endpoint_that_fails_now_and_then_is_not_given_up(tmp_path: Path) -> None:
+    def limps(body: dict[str, Any], number: int) -> Answer:
+        return exact(body) if number % 3 == 2 else (503, {}, b"")  # two attempts in vain, then one that succeeds
+
+    items = [item(asked) for asked in QUESTIONS]
+    report, _ = judged_by(limps, tmp_path, items, parallel=1, give_up_after=2, control_share=0.1)
+    assert report.missing == {"answered 503, after 2 attempts": 18}  # every other one of 3 * 12
+
+
+def test_a_refusal_ends_the_waits_of_the_other_requests(tmp_path: Path) -> None:
+    waiting = threading.Event()
+
+    def refuses(body: dict[str, Any], number: int) -> Answer:
+        if number == 0:
+            waiting.set()
+            return 429, {"Retry-After": "90000"}, b""
+        assert waiting.wait(60)
+        return 401, {}, b"key expired"
+
+    patience = Patience(longest_retry_after_s=90_000.0)
+    with (
+        serve(refuses) as endpoint,
+        closing(ChatClient(endpoint.url, "judge", patience=patience)) as client,
+        VerdictCache(tmp_path / "verdicts.jsonl") as cache,
+        pytest.raises(JudgeRefused, match="key expired"),
+    ):
+        Judge(client, cache, prompt=JudgePrompt(TEMPLATE), parallel=2).judge([item(asked) for asked in QUESTIONS])
+
+
 def test_without_any_verdict_there_is_no_accuracy(tmp_path: Path) -> None:
     report, _ = judged_by(lambda body, number: (500, {}, b""), tmp_path, [item(QUESTIONS[0])])
     figures = report.arm("text/tail@10").as_json()
