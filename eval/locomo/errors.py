@@ -2,6 +2,8 @@
 
 LocomoError
 ├── ServerFailed             a server did not start, ended, or answered with an error
+├── ConfigError              a run is asked for what cannot be run, or a folder holds another one
+├── RunError                 a run's folder cannot be read or written
 ├── ReportInputError         what a report is made from cannot be read
 ├── VectorCacheError         vectors that were kept from an earlier run cannot be read or kept
 ├── ScoringError             a figure is not defined for what it was asked of
@@ -23,6 +25,14 @@ class LocomoError(Exception):
 
 class ServerFailed(LocomoError):
     """A server did not start, ended, or answered with an error; the message repeats it."""
+
+
+class ConfigError(LocomoError):
+    """A run is asked for what cannot be run, or the folder holds another run."""
+
+
+class RunError(LocomoError):
+    """A run's folder cannot be read or written; what was written so far is kept."""
 
 
 class ReportInputError(LocomoError):

@@ -1,0 +1,59 @@
+"""The servers of a run: those that are running already, or ones that the run starts on a store in its folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from locomo.arms.stateful import StatefulServer
+from locomo.runs.config import RunConfig
+from locomo.server import ServerProcess
+
+
+@dataclass(frozen=True, slots=True)
+class Servers:
+    """What a run talks to; ``precise`` only where an arm needs fp32."""
+
+    system: StatefulServer
+    precise: StatefulServer | None
+
+
+@contextmanager
+def serving(
+    config: RunConfig,
+    *,
+    model: Path,
+    folder: Path,
+    url: str | None,
+    precise_url: str | None,
+    flags: Sequence[str] = (),
+) -> Iterator[Servers]:
+    """Connect to ``url``, or start a server that encodes the policies of the run's arms.
+
+    Facts and their KV stay in ``folder/memory``: a run that goes on finds the encodings that it began with.
+
+    Raises
+    ------
+    ServerFailed
+        One does not start.
+    """
+    arms = config.parsed_arms()
+    policies = list(dict.fromkeys(arm.policy for arm in arms if arm.policy is not None))
+    with ExitStack() as stack:
+        if url is None:
+            own = ["--policy", policies[0]] if policies else []
+            own += ["--also-encode", ",".join(policies[1:])] if len(policies) > 1 else []
+            process = ServerProcess(model, folder / "memory", flags=[*own, *flags], log=folder / "server.log")
+            url = stack.enter_context(process).url
+        system = stack.enter_context(StatefulServer(url, model, max_tokens=config.max_tokens))
+        precise = None
+        if any(arm.floor == "fp32" for arm in arms):
+            if precise_url is None:
+                log = folder / "server-fp32.log"
+                fp32 = ["--dtype", "float32", "--max-total-tokens", "10000"]
+                process = ServerProcess(model, folder / "memory-fp32", flags=fp32, log=log)
+                precise_url = stack.enter_context(process).url
+            precise = stack.enter_context(StatefulServer(precise_url, model, max_tokens=1))
+        yield Servers(system, precise)
