@@ -2,6 +2,7 @@
 
 LocomoError
 ├── ServerFailed             a server did not start, ended, or answered with an error
+├── OracleError              a served prompt cannot be computed by the reference model
 ├── ConfigError              a run is asked for what cannot be run, or a folder holds another one
 ├── RunError                 a run's folder cannot be read or written
 ├── ReportInputError         what a report is made from cannot be read
@@ -33,6 +34,10 @@ class ConfigError(LocomoError):
 
 class RunError(LocomoError):
     """A run's folder cannot be read or written; what was written so far is kept."""
+
+
+class OracleError(LocomoError):
+    """A served prompt cannot be computed by the reference model: the message says what of it is not known or not so."""
 
 
 class ReportInputError(LocomoError):
