@@ -30,7 +30,7 @@ def accuracy(score: Mapping[str, Any]) -> Section:
     parts: list[Part] = []
     parts += [_official_chart(scored), _official_table(scored)] if scored else [commands.ANSWERS]
     parts += [_judge_chart(judged), _judge_table(judged), *_controls_table(score)] if judged else [commands.JUDGE]
-    if any(arm.number("mem0_f1") is not None for arm in arms):
+    if any(arm.number(key) is not None for arm in arms for key in ("mem0_f1", "mem0_bleu1")):
         parts.append(_mem0_table(arms))
     lead = [
         "Three metrics that share a name or a range and nothing else: they are never put into one column. The official "

@@ -45,6 +45,7 @@ STYLE = {
     "grid.linewidth": 0.7,
     "lines.linewidth": 1.6,
     "lines.markersize": 5,
+    "text.parse_math": False,
     "svg.fonttype": "none",
     "svg.hashsalt": "locomo",
     "figure.constrained_layout.use": True,
