@@ -34,7 +34,7 @@ def accuracy(score: Mapping[str, Any]) -> Section:
         parts.append(_mem0_table(arms))
     lead = [
         "Three metrics that share a name or a range and nothing else: they are never put into one column. The official "
-        "F1 has no interval here: it is compared between runs on the same questions, by python -m locomo compare.",
+        "F1 is shown without an interval.",
     ]
     return Section("accuracy", "Accuracy of the answers", lead, parts)
 
@@ -117,7 +117,7 @@ def _official_chart(arms: Sequence[ArmScore]) -> Figure:
                         va="center",
                         fontsize=8,
                     )
-            axes.set_title(title.replace(" ", "\n", 1), fontsize=7.5)
+            axes.set_title(title.replace(" ", "\n", 1), fontsize=7.5, fontweight="normal")
             axes.set_xlim(0, max(largest * 1.45, 0.01))
             axes.set_xticks([])
             axes.spines["bottom"].set_visible(False)
