@@ -66,8 +66,13 @@ def sample_score() -> dict[str, Any]:
             unit: {kind: {str(k): share() for k in (5, 10, 20, 50)} for kind in ("all", "any", "share")}
             for unit in ("turns", "observations")
         },
-        "config": {"model": "SmolLM2-135M-Instruct", "k": [10, 50], "note": "<script>alert('x')</script> & more"},
-        "header": {"commit": "0123456789abcdef", "versions": {"torch": "2.9.1"}, "machine": "2 cores"},
+        "config": {"k": [10, 50], "seed": 0, "note": "<script>alert('x')</script> & more"},
+        "header": {
+            "commit": "0123456789ab-dirty",
+            "versions": {"torch": "2.9.1"},
+            "machine": {"cpu": "Invented CPU", "cores": 2},
+            "system": {"model": {"name": "SmolLM2-135M-Instruct", "fingerprint": "f00d"}},
+        },
     }
 
 

@@ -251,6 +251,15 @@ def test_names_of_arms_cannot_bring_markup_into_a_chart(tmp_path: Path) -> None:
     assert name.removeprefix("splice/") in "".join(page.text)
 
 
+def test_model_commit_and_machine_stand_under_the_title(source: str) -> None:
+    [facts] = re.findall(r'<p class="facts">(.*?)</p>', source)
+    assert re.findall(r"<span>(.*?)</span>", facts)[:1] == ["model SmolLM2-135M-Instruct"]
+    assert re.findall(r"<span>(.*?)</span>", facts)[2:] == [
+        "commit 0123456789ab-dirty",
+        "machine Invented CPU, 2 cores",
+    ]
+
+
 def test_config_and_header_are_shown(page: ReadPage) -> None:
     assert page.row("Configuration", Setting="k")["Value"] == "10, 50"
     assert page.row("Versions, hashes and machine", Setting="versions.torch")["Value"] == "2.9.1"

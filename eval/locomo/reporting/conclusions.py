@@ -8,7 +8,7 @@ from typing import Any
 
 from .contents import format_interval, format_number
 from .key_figures import BARS
-from .provenance import find
+from .provenance import model_of
 from .scores import ArmScore, Estimate, arms_of, finite, main_k
 
 TARGET = BARS["kl_over_shuffle_floor"].at_most or 1.5
@@ -104,7 +104,7 @@ def _on_speed(benches: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 def _on_accuracy(score: Mapping[str, Any], arms: Sequence[ArmScore]) -> list[str]:
     """How good the model is with all the facts as text: what differences in accuracy could be seen at all."""
-    model = find(score, "model", "model_id", "model_path", "model_name")
+    model = model_of(score)
     small = model is None or "135m" in model.lower()
     who = "a 135M model" if small else f"{model} (this text was written for a 135M model)"
     text = next((arm for arm in arms if arm.name.series == "text/tail" and arm.name.k == main_k(arms)), None)

@@ -15,7 +15,7 @@ from .encoding import encoding
 from .fidelity import fidelity
 from .information import information
 from .key_figures import key_figures
-from .provenance import find, provenance
+from .provenance import find, machine_of, model_of, provenance
 from .published import published
 from .retrieval import retrieval
 from .speed import time_to_first_token
@@ -106,9 +106,9 @@ def _facts(score: Mapping[str, Any]) -> list[str]:
     """What stands under the title: model, questions, commit and machine, as far as they are known."""
     counts = [values["n"] for values in (score.get("arms") or {}).values() if isinstance(values.get("n"), int)]
     found = {
-        "model": find(score, "model", "model_id", "model_name", "model_path"),
+        "model": model_of(score),
         "questions": str(max(counts)) if counts else None,
-        "commit": (find(score, "commit", "git_commit") or "")[:12],
-        "machine": find(score, "machine", "cpu"),
+        "commit": find(score, "commit"),
+        "machine": machine_of(score),
     }
     return [f"{name} {value}" for name, value in found.items() if value]

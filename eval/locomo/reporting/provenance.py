@@ -30,11 +30,22 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield name, "–" if value is None else str(value)
 
 
+def model_of(score: Mapping[str, Any]) -> str | None:
+    """The name of the model that the run asked."""
+    return find(score, "model.name", "model", "model_id", "model_path")
+
+
+def machine_of(score: Mapping[str, Any]) -> str | None:
+    """The machine in a few words."""
+    cpu, cores = find(score, "machine.cpu", "machine"), find(score, "machine.cores")
+    return f"{cpu}, {cores} cores" if cpu and cores else cpu
+
+
 def find(score: Mapping[str, Any], *names: str) -> str | None:
-    """The first leaf of header or config whose last key is one of `names`, in the order of the names."""
+    """The first leaf of header or config that has one of `names` at the end of its dotted name, in their order."""
     leaves = [leaf for part in ("header", "config") for leaf in flatten(score.get(part) or {})]
     for wanted in names:
         for name, value in leaves:
-            if name.rpartition(".")[2] == wanted and value != "–":
+            if f".{name}".endswith(f".{wanted}") and value != "–":
                 return value
     return None
