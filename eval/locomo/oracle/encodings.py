@@ -1,0 +1,127 @@
+"""What a server's encodings saw, from its KV store: descriptions alone, no tensor is read.
+
+A description names the facts that stood in front, and the address of an encoding is a hash over their tokens. So what
+is worked out here is checked: tokens that hash to another address are not what the encoding saw.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from locomo.errors import OracleError
+from memstore import Encoding, FactId, KVBlobs, OwnerId
+
+from .rungs import policies_for_rank, policies_of, rungs_of
+
+
+class FactVersion(NamedTuple):
+    """A fact as it is served."""
+
+    id: FactId
+    version: int
+
+
+class Seen(NamedTuple):
+    """An encoding that the server serves: the fact's own tokens, and those that stood in front of it."""
+
+    token_ids: tuple[int, ...]
+    seen_ids: tuple[int, ...]
+
+
+def check_context(context: Sequence[int], *, fingerprint: str, model_fingerprint: str) -> None:
+    """Check that these tokens stand in front of every encoding of a server.
+
+    Parameters
+    ----------
+    context
+        The chat template of a fresh conversation up to the facts, and the header.
+    fingerprint, model_fingerprint
+        Of the server's encodings and of its model, from its status.
+
+    Raises
+    ------
+    OracleError
+        They do not.
+    """
+    if _hash([model_fingerprint, list(context)]) != fingerprint:
+        raise OracleError(f"the server encodes facts behind other tokens than these {len(context)}")
+
+
+class StoredEncodings:
+    """The encodings of one owner under one fingerprint.
+
+    Parameters
+    ----------
+    blobs
+        The server's KV store; it may be in use by the server.
+    """
+
+    def __init__(self, blobs: KVBlobs, *, owner: str, fingerprint: str) -> None:
+        self._blobs = blobs
+        self._owner = OwnerId(owner)
+        self._fingerprint = fingerprint
+
+    def served(self, facts: Sequence[FactVersion], policy: str, *, context: Sequence[int]) -> list[Seen | None]:
+        """The encoding that is served for each fact, which are in the order of the prompt; None where there is none.
+
+        ``context`` is what stood in front of each of them: see ``check_context``.
+
+        Raises
+        ------
+        OracleError
+            A fact that an encoding saw has no encoding of its own any more, or not with the tokens that it had.
+        """
+        rungs = rungs_of(policy)
+        stored = {name: self._current(facts, name) for name in policies_of(policy)}
+        found: list[Seen | None] = []
+        for rank, fact in enumerate(facts):
+            candidates = (stored[name].get(fact.id) for name in policies_for_rank(rungs, rank))
+            encoding = next((candidate for candidate in candidates if candidate is not None), None)
+            found.append(None if encoding is None else self._seen(encoding, context))
+        return found
+
+    def token_ids(self, facts: Sequence[FactVersion], policies: Sequence[str]) -> dict[FactId, tuple[int, ...]]:
+        """The tokens of facts that have an encoding under any of these policies."""
+        return {
+            fact_id: encoding.token_ids
+            for policy in policies
+            for name in policies_of(policy)
+            for fact_id, encoding in self._current(facts, name).items()
+        }
+
+    def _current(self, facts: Sequence[tuple[FactId, int]], policy: str) -> dict[FactId, Encoding]:
+        found = self._blobs.current(self._owner, facts, fingerprint=self._fingerprint, policy=policy)
+        return {fact_id: by_rung[0] for fact_id, by_rung in found.items() if 0 in by_rung}
+
+    def _seen(self, encoding: Encoding, context: Sequence[int]) -> Seen:
+        in_front = self._current(encoding.saw, encoding.policy)
+        if missing := [fact_id for fact_id, _ in encoding.saw if fact_id not in in_front]:
+            raise OracleError(f"encoding {encoding.id} saw facts that have no encoding any more: {missing}")
+        tokens = [in_front[fact_id].token_ids for fact_id, _ in encoding.saw]
+        # A prompt that was too long lost facts at its front; which is not written down, but the address tells.
+        for lost in range(len(tokens) + 1):
+            seen = [i for ids in tokens[lost:] for i in ids]
+            if _address(encoding, seen) == encoding.id:
+                return Seen(encoding.token_ids, (*context, *seen))
+        raise OracleError(f"encoding {encoding.id} did not see the tokens that its facts have now")
+
+
+def _address(encoding: Encoding, seen_ids: Sequence[int]) -> str:
+    return _hash(
+        [
+            encoding.fingerprint,
+            encoding.policy,
+            encoding.fact_id,
+            encoding.fact_version,
+            list(encoding.token_ids),
+            [list(pair) for pair in encoding.saw],
+            list(seen_ids),
+        ]
+    )
+
+
+def _hash(parts: list[object]) -> str:
+    return hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()

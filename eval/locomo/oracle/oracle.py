@@ -1,0 +1,103 @@
+"""The oracle itself: have a prompt served with its facts spliced, and compute the same with the reference model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from locomo.errors import OracleError
+
+from .comparison import Difference, compare
+from .layout import SplicedFact, lay_out
+from .reference import ReferenceModel
+from .serving import OracleClient, Placement, Served
+from .subject import Subject
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A served prompt, and what each of its spliced facts saw while it was encoded."""
+
+    served: Served
+    spliced: tuple[SplicedFact, ...]
+
+    @property
+    def spliced_tokens(self) -> int:
+        """Tokens that were spliced."""
+        return sum(fact.end - fact.start for fact in self.spliced)
+
+    @property
+    def seen_tokens(self) -> int:
+        """Tokens that stood in front of the spliced facts while they were encoded, each as often as it was seen."""
+        return sum(len(fact.seen_ids) for fact in self.spliced)
+
+
+class SpliceOracle:
+    """Holds one server against the reference model.
+
+    Parameters
+    ----------
+    top
+        Tokens that the server lists behind each token of a prompt; of those that it decodes it lists all.
+    steps
+        Length of the answer that is decoded, and then forced, tokens.
+    """
+
+    def __init__(self, client: OracleClient, reference: ReferenceModel, *, top: int, steps: int) -> None:
+        assert min(top, steps) >= 1, (top, steps)
+        self._client = client
+        self._reference = reference
+        self._top = top
+        self._steps = steps
+
+    def ask(self, subject: Subject, placement: Placement, fact_ids: Sequence[str], *, policy: str) -> Asked:
+        """Have facts served, in this order, in front of the subject's question.
+
+        Raises
+        ------
+        OracleError
+            A fact has no encoding that says which tokens it has; or the server did not splice, or spliced other
+            tokens than it has encodings of.
+        ServerFailed
+        """
+        versions = self._client.versions(subject.owner, fact_ids)
+        # A fact without an encoding under this policy is computed in its place; another policy knows its tokens.
+        tokens = subject.encodings.token_ids(versions, subject.policies)
+        if missing := [fact.id for fact in versions if fact.id not in tokens]:
+            raise OracleError(f"no encoding says which tokens these facts have: {missing}")
+        chosen = subject.encodings.served(versions, policy, context=subject.context)
+        # From an empty cache: what it holds exactly comes before any splice, and a splice is found there again.
+        self._client.flush_cache()
+        served = self._client.serve(
+            subject.templates[placement],
+            [(fact.id, tokens[fact.id]) for fact in versions],
+            owner=subject.owner,
+            policy=policy,
+            steps=self._steps,
+            top=self._top,
+            vocab=self._reference.vocab_size,
+        )
+        spliced = tuple(
+            SplicedFact(start, start + len(seen.token_ids), seen.seen_ids)
+            for start, seen in zip(served.starts, chosen, strict=True)
+            if seen is not None
+        )
+        asked = Asked(served, spliced)
+        if (told := served.report["tokens"]["spliced"]) != asked.spliced_tokens:
+            raise OracleError(
+                f"the server spliced {told} tokens of the {asked.spliced_tokens} that it has encodings of"
+            )
+        return asked
+
+    def compare(self, asked: Asked, *, shifts: Mapping[int, int] | None = None) -> Difference:
+        """Compare what was served with one forward of the reference.
+
+        ``shifts`` moves spliced facts, by their number, away from where they were served: a control, which must not
+        agree.
+        """
+        facts = [replace(fact, shift=(shifts or {}).get(i, 0)) for i, fact in enumerate(asked.spliced)]
+        first = asked.served.block_end
+        rows = range(first, len(asked.served.prompt_ids))
+        log_probs = self._reference.log_probs(lay_out(asked.served.prompt_ids, facts), rows).numpy()
+        distributions = asked.served.distributions
+        return compare(distributions, log_probs, [distribution.position - first for distribution in distributions])

@@ -1,0 +1,44 @@
+"""Which policy's encoding is served for a fact, by its rank in the prompt.
+
+Written down anew from the description of the server's option, so that a server that serves from another rung than it
+says is found out.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import NamedTuple
+
+
+class Rung(NamedTuple):
+    """Encodings of ``policy``, for facts from rank ``first_rank`` on."""
+
+    first_rank: int
+    policy: str
+
+
+def rungs_of(name: str) -> tuple[Rung, ...]:
+    """The rungs of a server's policy, by rank: ``ladder:0+4`` has two, a plain policy one.
+
+    A list of length `b` begins at rank ``ceil(sqrt(a b))`` behind one of length `a`, and at 1 behind the bare header,
+    which is ``window:0``.
+    """
+    kind, _, rest = name.partition(":")
+    if kind != "ladder":
+        return (Rung(0, name),)
+    lengths = [int(part) for part in rest.split("+")]
+    firsts = [0, *(math.ceil(math.sqrt(a * b)) if a else 1 for a, b in pairwise(lengths))]
+    return tuple(Rung(first, f"anchor:{n}" if n else "window:0") for first, n in zip(firsts, lengths, strict=True))
+
+
+def policies_for_rank(rungs: tuple[Rung, ...], rank: int) -> list[str]:
+    """The rung's own policy, then the others by distance, the longer list first: for a fact that lacks the former."""
+    own = max(i for i, rung in enumerate(rungs) if rung.first_rank <= rank)
+    order = sorted(range(len(rungs)), key=lambda i: (abs(i - own), -i))
+    return [rungs[i].policy for i in order]
+
+
+def policies_of(name: str) -> list[str]:
+    """Every policy that facts are encoded under for ``name``."""
+    return [rung.policy for rung in rungs_of(name)]

@@ -1,0 +1,215 @@
+"""What a server answers for a spliced prompt: its ids, where each fact stands, and its distributions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import httpx
+import numpy as np
+
+from locomo.errors import OracleError, ServerFailed
+from memstore import FactId
+
+from .comparison import Distribution
+from .encodings import FactVersion
+
+Placement = Literal["tail", "system"]
+_TIMEOUT_S = 600.0
+_FLUSH_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """A prompt's tokens around the facts: ``head``, then the header and the facts, then ``tail``."""
+
+    head: tuple[int, ...]
+    header: tuple[int, ...]
+    tail: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """One prompt as it was served.
+
+    Attributes
+    ----------
+    prompt_ids
+        Head, header, facts, tail, and all forced tokens but the last.
+    starts
+        Where each fact begins, in the order of the prompt; the last fact ends at ``block_end``.
+    distributions
+        Of the token behind every token of the tail and of the forced answer; those at the end of the tail and of the
+        answer twice, as they were decoded and as they were prefilled.
+    report
+        The server's, of the request that spliced the facts.
+    """
+
+    prompt_ids: tuple[int, ...]
+    starts: tuple[int, ...]
+    block_end: int
+    distributions: tuple[Distribution, ...]
+    report: dict[str, Any]
+
+
+class OracleClient:
+    """The calls that the oracle makes.
+
+    Raises
+    ------
+    ServerFailed
+        From every call: the server answered with an error, whose message it repeats.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._http = httpx.Client(base_url=url, timeout=_TIMEOUT_S)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def flush_cache(self) -> None:
+        """Empty the radix cache and the arena, once the server has nothing to do."""
+        response = self._http.post("/flush_cache", params={"timeout": _FLUSH_TIMEOUT_S})
+        if response.is_error:
+            raise ServerFailed(f"flush_cache answered {response.status_code}: {response.text[:500]}")
+
+    def status(self) -> dict[str, Any]:
+        """``/v1/memory/status``."""
+        answer: dict[str, Any] = self._json("GET", "/v1/memory/status")
+        return answer
+
+    def versions(self, owner: str, fact_ids: Sequence[str]) -> list[FactVersion]:
+        """The versions that facts have now."""
+        facts = [self._json("GET", f"/v1/memory/facts/{fact_id}", params={"owner": owner}) for fact_id in fact_ids]
+        return [FactVersion(FactId(fact["id"]), int(fact["version"])) for fact in facts]
+
+    def template(self, question: str, fact: tuple[str, Sequence[int]], *, owner: str, placement: Placement) -> Template:
+        """The prompt of a fresh conversation around its facts, as the chat route makes it.
+
+        Read from two prompts, with one fact (id and tokens) and with none: what is behind the fact is the tail, what
+        the prompt without facts has before that is the head, and the rest is the header.
+
+        Raises
+        ------
+        OracleError
+            The prompts do not come apart like that.
+        """
+        fact_id, fact_ids = fact
+        memory = {"owner": owner, "mode": "text", "placement": placement}
+        bare = self._chat_ids(question, {**memory, "facts": []})
+        full = self._chat_ids(question, {**memory, "facts": [fact_id]})
+        at = _find(full, fact_ids)
+        tail = full[at + len(fact_ids) :]
+        head = bare[: len(bare) - len(tail)]
+        if bare != [*head, *tail] or full[: len(head)] != head:
+            raise OracleError("the chat route's prompts with and without facts have no head and tail in common")
+        return Template(tuple(head), tuple(full[len(head) : at]), tuple(tail))
+
+    def serve(
+        self,
+        template: Template,
+        facts: Sequence[tuple[str, Sequence[int]]],
+        *,
+        owner: str,
+        policy: str,
+        steps: int,
+        top: int,
+        vocab: int,
+    ) -> Served:
+        """Have facts (ids and tokens, in the order of the prompt) spliced, decode, and read every distribution.
+
+        Two requests: one decodes ``steps`` tokens and lists the ``vocab`` tokens of each; the other gets them as its
+        prompt and lists the ``top`` likeliest behind every token of the tail and of the answer.
+
+        Raises
+        ------
+        OracleError
+            The server did not splice, or the prompt is not the one that it was to be.
+        """
+        memory: dict[str, Any] = {
+            "owner": owner,
+            "policy": policy,
+            "facts": [fact_id for fact_id, _ in facts],
+            "query": "",
+        }
+        memory |= {"insert_at": len(template.head)}
+        starts, block_end = [], len(template.head) + len(template.header)
+        for _, ids in facts:
+            starts.append(block_end)
+            block_end += len(ids)
+        block = [*template.head, *template.header, *(i for _, ids in facts for i in ids)]
+        decoded = self._generate([*template.head, *template.tail], memory, steps=steps, top=vocab)
+        prompt = _same_ids(decoded, [*block, *template.tail])
+        report: dict[str, Any] = decoded["meta_info"]["memory"]
+        if report["tier"] != "spliced":
+            raise OracleError(f"served as {report['tier']} and not spliced: {report['reason']}")
+        forced = decoded["output_ids"][:-1]
+        tail = [*template.tail, *forced]
+        prefilled = self._generate([*template.head, *tail], memory, steps=1, top=top, logprob_start_len=block_end)
+        full = _same_ids(prefilled, [*block, *tail])
+        meta = prefilled["meta_info"]
+        # Entry i is the distribution of token block_end + i; that of the tail's first token is none of the tail's.
+        listed = [(block_end + i - 1, entry) for i, entry in enumerate(meta["input_top_logprobs"]) if i]
+        listed += [(len(full) - 1, meta["output_top_logprobs"][0])]
+        if [position for position, _ in listed] != list(range(block_end, len(full))):
+            raise OracleError(f"{len(listed)} distributions for the {len(full) - block_end} tokens behind the facts")
+        listed += [(len(prompt) - 1 + i, entry) for i, entry in enumerate(decoded["meta_info"]["output_top_logprobs"])]
+        distributions = tuple(_distribution(position, entry) for position, entry in listed)
+        return Served(tuple(full), tuple(starts), block_end, distributions, report)
+
+    def _chat_ids(self, question: str, memory: dict[str, Any]) -> list[int]:
+        body = {
+            "model": "default",
+            "messages": [{"role": "user", "content": question}],
+            "max_tokens": 1,
+            "temperature": 0,
+            "return_prompt_token_ids": True,
+            "custom_params": {"memory": memory},
+        }
+        ids: list[int] = self._json("POST", "/v1/chat/completions", json=body)["choices"][0]["prompt_token_ids"]
+        return ids
+
+    def _generate(
+        self, ids: Sequence[int], memory: dict[str, Any], *, steps: int, top: int, **kwargs: Any
+    ) -> dict[str, Any]:
+        sampling = {"temperature": 0, "max_new_tokens": steps, "ignore_eos": True, "custom_params": {"memory": memory}}
+        body = {
+            "input_ids": list(ids),
+            "sampling_params": sampling,
+            "return_logprob": True,
+            "top_logprobs_num": top,
+            "return_prompt_token_ids": True,
+            **kwargs,
+        }
+        answer: dict[str, Any] = self._json("POST", "/generate", json=body)
+        return answer
+
+    def _json(self, method: str, path: str, **kwargs: Any) -> Any:
+        try:
+            response = self._http.request(method, path, **kwargs)
+        except httpx.TransportError as error:
+            raise ServerFailed(f"{method} {path}: {error}") from error
+        if response.is_error:
+            raise ServerFailed(f"{method} {path} answered {response.status_code}: {response.text[:500]}")
+        return response.json()
+
+
+def _same_ids(answer: dict[str, Any], expected: list[int]) -> list[int]:
+    if answer["prompt_token_ids"] != expected:
+        raise OracleError("the server's prompt is not head, header, facts and tail as they were asked for")
+    return expected
+
+
+def _find(ids: Sequence[int], part: Sequence[int]) -> int:
+    """Where the only occurrence of ``part`` begins."""
+    found = [at for at in range(len(ids) - len(part) + 1) if list(ids[at : at + len(part)]) == list(part)]
+    if len(found) != 1:
+        raise OracleError(f"the prompt shows the fact {len(found)} times, not once")
+    return found[0]
+
+
+def _distribution(position: int, entry: Sequence[Sequence[Any]]) -> Distribution:
+    token_ids = np.array([token for _, token, _ in entry], dtype=np.int64)
+    return Distribution(position, token_ids, np.array([value for value, _, _ in entry], dtype=np.float64))
