@@ -20,7 +20,7 @@ class UnitText(StrEnum):
     """What of a unit is embedded and indexed."""
 
     DATED = "dated"
-    """``({date_time}) {speaker}: {text}``: the reference."""
+    """``({date_time}) {speaker}: {text}``, of an observation, which names its speaker, ``({date_time}) {text}``."""
 
     SPOKEN = "spoken"
     """``{speaker}: {text}``."""
@@ -68,7 +68,7 @@ def units_of(
         return [
             Unit(
                 f"O{number}",
-                _text(text, fact.text, fact.speaker, fact.date_time),
+                _text(text, fact.text, "", fact.date_time),
                 fact.speaker,
                 fact.date_time,
                 fact.evidence,
@@ -95,10 +95,11 @@ def covers_of(units: Mapping[str, Sequence[Unit]]) -> dict[str, dict[str, tuple[
 
 
 def _text(form: UnitText, text: str, speaker: str, date_time: str) -> str:
+    spoken = f"{speaker}: {text}" if speaker else text
     match form:
         case UnitText.DATED:
-            return f"({date_time}) {speaker}: {text}"
+            return f"({date_time}) {spoken}"
         case UnitText.SPOKEN:
-            return f"{speaker}: {text}"
+            return spoken
         case UnitText.PLAIN:
             return text
