@@ -130,13 +130,32 @@ def imported_by(folder: Path) -> set[str]:
 def test_whatever_is_imported_is_declared_and_installed() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     declared = [Requirement(text) for text in project["dependencies"]]
-    for requirement in declared:
+    of_eval = [Requirement(text) for text in project["optional-dependencies"]["eval"]]
+    for requirement in [*declared, *of_eval]:
         assert requirement.specifier.contains(version(requirement.name)), requirement
-    imported = {name for package, parent in PACKAGES.items() for name in imported_by(parent / package)}
-    foreign = imported - set(sys.stdlib_module_names) - set(PACKAGES)
     distributions = packages_distributions()
-    names = {canonicalize_name(requirement.name) for requirement in declared}
-    assert [name for name in foreign if not names & set(map(canonicalize_name, distributions[name]))] == []
+    for package, parent in PACKAGES.items():
+        # Only the evaluation may need more than what every server has installed.
+        allowed = [*declared, *of_eval] if package == "locomo" else declared
+        names = {canonicalize_name(requirement.name) for requirement in allowed}
+        foreign = imported_by(parent / package) - set(sys.stdlib_module_names) - set(PACKAGES)
+        undeclared = [name for name in foreign if not names & set(map(canonicalize_name, distributions.get(name, [])))]
+        assert undeclared == [], package
+
+
+def test_setup_installs_what_the_evaluation_needs() -> None:
+    """`scripts/setup` installs an extra that has `eval` in it, and `.ci/run` runs `scripts/setup`."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    [command] = re.findall(r"pip install .* -e '([^']*)'", (ROOT / "scripts/setup").read_text(encoding="utf-8"))
+    installed = set(Requirement(f"sgl-stateful{command.removeprefix('.')}").extras)
+    included = {
+        extra
+        for name in installed
+        for text in extras[name]
+        if canonicalize_name((requirement := Requirement(text)).name) == "sgl-stateful"
+        for extra in requirement.extras
+    }
+    assert "eval" in installed | included
 
 
 def test_no_package_shadows_the_kernels_that_sglang_imports() -> None:
