@@ -4,7 +4,7 @@
 
     ADDED                                    encode
     UPDATED, SUPERSEDED, DELETED, PURGED     drop the KV, encode anew what saw it
-    FeedGap, or a feed that was reset        drop the KV of facts that are gone, look at every owner
+    FeedGap, or a feed that was reset        drop the KV of what is gone, look at every owner
 
 How far the KV directory has followed is kept in it, so that what happens while no server runs is made up for. While
 something is still to be dropped, the place that is kept stays behind.
@@ -38,6 +38,7 @@ from memstore import (
     StoreDamaged,
     VersionConflict,
 )
+from memstore.kv.session_files import drop_orphan_files
 from sgl_stateful.forgetting import Forgetting, Gone
 from sgl_stateful.outage import OUTAGES, Outage
 
@@ -229,8 +230,15 @@ class FeedFollower:
             # Whoever follows the feed meanwhile misses nothing.
             self._kv_outage.failed(error)
             return
+        try:
+            orphans = await self._in_thread(drop_orphan_files, self._blobs.path, lambda: self._store.session_log)
+        except (MemStoreError, OSError) as error:
+            self._kv_outage.failed(error)
+            return
         self._kv_outage.worked()
         self._must_verify, self._verify_wait_s = False, _FIRST_VERIFY_WAIT_S
+        if orphans:
+            logger.warning("dropped the KV of %d sessions that are gone", orphans)
         if report.repaired:
             logger.warning("dropped %d encodings of facts that are gone, or damaged", report.repaired)
             await self._sweep()

@@ -1,4 +1,7 @@
-"""Dropping the KV of facts that have changed or gone. What cannot be dropped now is owed, and tried again."""
+"""Dropping the KV of facts that have changed or gone, and of all that an owner had who was purged.
+
+What cannot be dropped now is owed, and tried again.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from memstore import BlobStoreError, Change, ChangeKind, EncodingId, FactId, KVBlobs, OwnerId
+from memstore.kv.session_files import drop_session_files
 from sgl_stateful.outage import Outage
 
 logger = logging.getLogger(__name__)
@@ -67,16 +71,16 @@ class Forgetting:
         for one in dict.fromkeys(gone):
             try:
                 others += self._drop(one)
-            except BlobStoreError as error:
+            except (BlobStoreError, OSError) as error:
                 self._outage.failed(error)
                 self._owe(one)
         return others
 
     def drop_owner(self, owner: OwnerId) -> int:
-        """Drop all KV of an owner, or owe it; return how many encodings there were."""
+        """Drop all KV of an owner, that of sessions included, or owe it; return how many encodings there were."""
         try:
-            return self._blobs.drop_owner(owner)
-        except BlobStoreError as error:
+            return self._drop_owner(owner)
+        except (BlobStoreError, OSError) as error:
             self._outage.failed(error)
             self._owe(Gone(owner, None))
             return 0
@@ -88,7 +92,7 @@ class Forgetting:
         for done, one in enumerate(owed):
             try:
                 self._drop(one)
-            except BlobStoreError as error:
+            except (BlobStoreError, OSError) as error:
                 self._outage.failed(error)
                 return done > 0
             with self._lock:
@@ -112,7 +116,7 @@ class Forgetting:
     def _drop(self, gone: Gone) -> list[EncodingId]:
         owner, fact_id, version = gone
         if fact_id is None:
-            self._blobs.drop_owner(owner)
+            self._drop_owner(owner)
             return []
         others = self._that_saw(owner, fact_id, version) if self.is_strict else []
         if version is None:
@@ -122,6 +126,12 @@ class Forgetting:
         for encoding_id in others:
             self._blobs.drop_encoding(encoding_id)
         return others
+
+    def _drop_owner(self, owner: OwnerId) -> int:
+        try:
+            return self._blobs.drop_owner(owner)
+        finally:  # one that fails keeps nothing of the other
+            drop_session_files(self._blobs.path, owner)
 
     def _that_saw(self, owner: OwnerId, fact_id: FactId, version: int | None) -> list[EncodingId]:
         return [

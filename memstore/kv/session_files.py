@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from memstore.kv.keys import digest
-from memstore.session_log.base import SessionId
+from memstore.session_log.base import SessionId, SessionLog
 from memstore.types import OwnerId
 
 FOLDER = "sessions"
@@ -34,6 +35,34 @@ def drop_session_files(kv_path: Path, owner: OwnerId) -> int:
     for file in files:
         file.unlink(missing_ok=True)
     return len(files)
+
+
+def drop_orphan_files(kv_path: Path, log: Callable[[], SessionLog]) -> int:
+    """Remove the files of sessions that are not in the log, and return how many there were.
+
+    `log` is asked for only where there are files. Raises `OSError` where a file cannot be removed, and `StoreError`
+    where the log cannot be read; then none is.
+    """
+    try:
+        # First the files: a session that begins meanwhile must not lose its own.
+        files = {file: name for file in (kv_path / FOLDER).iterdir() if (name := session_of(file.name)) is not None}
+    except FileNotFoundError:
+        return 0
+    alive = ids_in(log()) if files else set()
+    orphans = [file for file, session_id in files.items() if session_id not in alive]
+    for file in orphans:
+        file.unlink(missing_ok=True)
+    return len(orphans)
+
+
+def ids_in(log: SessionLog) -> set[SessionId]:
+    """Return the sessions that a log has; raise `StoreError` where it cannot be read."""
+    found: set[SessionId] = set()
+    last: SessionId | None = None
+    while page := log.headers(after=last):
+        found.update(header.id for header in page)
+        last = page[-1].id
+    return found
 
 
 def _prefix(owner: OwnerId) -> str:

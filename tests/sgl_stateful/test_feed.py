@@ -14,6 +14,7 @@ import pytest
 from kv_faults import unwritable
 from memory_engine import MemoryEngine
 from redis_server import RedisServer
+from session_values import header, segment
 from words import WordEmbedder
 
 from memstore import (
@@ -28,6 +29,8 @@ from memstore import (
     OwnerId,
     StoreUnreachable,
 )
+from memstore.kv.session_files import FOLDER, session_file
+from memstore.session_log import LogEntry, SessionId
 from sgl_stateful.feed import FeedFollower, OwnChanges
 from sgl_stateful.forgetting import Forgetting
 from sgl_stateful.service import MemoryService
@@ -151,6 +154,63 @@ async def test_an_owner_that_another_process_purges_leaves_nothing(
         assert service.salt("ana") != before, "at once"
         await until(lambda: blobs.stats().encodings == 1 and ("sweep", {}) in engine.controls)
         assert encoded(service, blobs, of_bob) == 1
+
+
+def session_files(store: MemStore, blobs: KVBlobs, *sessions: tuple[str, str]) -> list[Path]:
+    """Sessions of ``(owner, id)`` in the store, and a file of KV for each."""
+    folder = blobs.path / FOLDER
+    folder.mkdir(exist_ok=True)
+    made = []
+    for owner, name in sessions:
+        store.session_log.create(header(name, owner), LogEntry(1, 0, 0, (segment(1, 2),)))
+        made.append(folder / session_file(OwnerId(owner), SessionId(name)))
+        made[-1].write_bytes(b"kv")
+    return made
+
+
+async def test_the_kv_of_sessions_goes_with_an_owner_that_another_process_purges(
+    store: MemStore, blobs: KVBlobs, elsewhere: MemStore
+) -> None:
+    files = session_files(store, blobs, ("ana", "a"), ("bob", "b"))
+    follows = follower(store, blobs)
+    await follows.step()
+    elsewhere.purge("ana")  # it has no KV directory, as one on another machine has another one
+    assert all(file.exists() for file in files)
+    await follows.step()
+    assert [file.exists() for file in files] == [False, True]
+
+
+async def test_session_kv_that_cannot_be_removed_is_removed_later(
+    store: MemStore, blobs: KVBlobs, elsewhere: MemStore
+) -> None:
+    [file] = session_files(store, blobs, ("ana", "a"))
+    follows = follower(store, blobs)
+    await follows.step()
+    before = follows.position
+    elsewhere.purge("ana")
+    file.unlink()
+    file.mkdir()  # which no unlink removes
+    await follows.step()
+    await follows.step()
+    assert follower(store, blobs).position == before, "whoever comes after a crash sees it again"
+    file.rmdir()
+    file.write_bytes(b"kv")
+    await follows.step()
+    assert not file.exists()
+    assert follower(store, blobs).position == store.records.last_position()
+
+
+async def test_the_kv_of_sessions_that_went_unnoticed_goes_after_a_gap(
+    store: MemStore, blobs: KVBlobs, elsewhere: MemStore
+) -> None:
+    files = session_files(store, blobs, ("ana", "a"), ("bob", "b"))
+    (blobs.path / FOLDER / "notes.txt").touch()
+    elsewhere.purge("ana")
+    follows = follower(store, blobs)
+    assert follows.position is None, "nobody has followed"
+    await follows.step()
+    assert [file.exists() for file in files] == [False, True]
+    assert (blobs.path / FOLDER / "notes.txt").exists()
 
 
 async def test_facts_expire_without_anybody_asking(make_service: Make, store: MemStore, blobs: KVBlobs) -> None:
