@@ -2,25 +2,40 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.console import Console, RenderableType
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
-from locomo import runs
+from locomo import reporting, runs
 from locomo.dataset import file_sha256, load
-from locomo.errors import DatasetError, LocomoError
+from locomo.errors import ConfigError, DatasetError, LocomoError, ReportInputError, RunError
+from locomo.judging.judge import Judge, JudgeSettings, open_judge
 from locomo.retrieval.units import UnitKind
 from locomo.runs.config import ANSWERABLE, RunConfig
 from locomo.runs.folder import RunFolder
 from locomo.runs.header import header_of
 from locomo.runs.runner import Runner
 from locomo.runs.servers import serving
+from locomo.scores import score_run
+from locomo.scores.files import SCORE, read_scored, write_score
+from locomo.scores.table import render
+from locomo.scoring.audited import load_audit
 
 PUBLISHED_SHA256 = "79fa87e90f04081343b8c8debecb80a9a6842b76a7aa537dc9fdf651ea698ff4"
 DEFAULT_ARMS = (
@@ -31,12 +46,19 @@ DEFAULT_ARMS = (
     "splice/window:0/tail@10",
     "floor/shuffled@10",
 )
+# What the keys of a benchmark's bars begin with.
+_BENCH_BARS = dict(zip(reporting.BENCHES, ("ttft_", "qps_", "encode_"), strict=True))
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 console = Console(stderr=True)
 
 Data = Annotated[Path, typer.Option("--data", envvar="LOCOMO_DATA", help="LoCoMo's file, or one in its schema.")]
 Out = Annotated[Path, typer.Argument(help="The run's folder.")]
+
+
+@app.callback()
+def main() -> None:
+    """Measure memory on LoCoMo's conversations."""
 
 
 @app.command()
@@ -91,10 +113,136 @@ def run(
         console.print(f"{asked} questions asked, {len(folder.done())} rows in {out}", highlight=False)
 
 
+@app.command()
+def score(
+    out: Out,
+    data: Data,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the score here too, bars included.")] = None,
+    judge_url: Annotated[str | None, typer.Option(help="An OpenAI-compatible endpoint, as https://host/v1.")] = None,
+    judge_model: Annotated[str | None, typer.Option(help="The judge's full name.")] = None,
+    judge_key_env: Annotated[str | None, typer.Option(help="The environment variable with its key.")] = None,
+    judge_prompt: Annotated[Path | None, typer.Option(help="In place of the judge's own wording.")] = None,
+    judge_runs: Annotated[int, typer.Option(min=1, help="How often each answer is judged.")] = 3,
+    audit: Annotated[Path | None, typer.Option(help="A list of questions whose gold is wrong.")] = None,
+    allow_data_changes: Annotated[bool, typer.Option(help="Score with a file that is not the run's.")] = False,
+) -> None:
+    """Compute every figure of a run from its rows and the golds of the data; nothing is asked of a server again."""
+    with _failing_in_one_line():
+        settings = _judge_settings(judge_url, judge_model, judge_key_env, judge_prompt)
+        conversations, digest = load(data), file_sha256(data)
+        _check_run_data(RunFolder(out), digest, data, allowed=allow_data_changes)
+        listed = None if audit is None else load_audit(audit, conversations)
+        with _judging(settings, out) as judge:
+            scored = score_run(out, conversations, judge=judge, judge_runs=judge_runs, audit=listed, data_sha256=digest)
+        if json_file is not None:
+            write_score(json_file, scored)
+        _print(render(scored))
+
+
+@app.command()
+def report(
+    out: Out,
+    bench: Annotated[
+        list[Path] | None, typer.Option(help="A file of a speed benchmark, beside those in the folder; repeatable.")
+    ] = None,
+) -> None:
+    """Draw a scored run as one HTML page, with its charts as PNG beside it."""
+    with _failing_in_one_line(), _writing_to(out):
+        page = reporting.write_report(_read_score(out), out=out, benches=_benches(out, bench or ()))
+        print(page)
+
+
+@app.command()
+def compare(
+    outs: Annotated[list[Path], typer.Argument(metavar="OUT OUT...", help="Folders of scored runs.")],
+    html: Annotated[Path | None, typer.Option(help="Write the comparison as a page, too.")] = None,
+) -> None:
+    """Set runs beside the first, paired by question wherever both have rows of it."""
+    with _failing_in_one_line():
+        pairs = reporting.compare([_read_run(out, among=outs) for out in outs])
+        _print(reporting.render(pairs))
+        if html is not None:
+            with _writing_to(html):
+                reporting.write_comparison(pairs, html)
+
+
+def _read_score(out: Path) -> Mapping[str, Any]:
+    if not (out / SCORE).exists():
+        raise ReportInputError(f"{out} has no {SCORE}: python -m locomo score {out} makes it")
+    return reporting.read_object(out / SCORE)
+
+
+def _read_run(out: Path, *, among: Sequence[Path]) -> reporting.Run:
+    """A run with the figures of its answers; named by its folder, with the path where two have one name."""
+    _read_score(out)
+    names = [other.resolve().name for other in among]
+    name = out.resolve().name
+    found = reporting.read_run(out, name=name if names.count(name) == 1 else str(out))
+    return replace(found, measures={**found.measures, **read_scored(out)})
+
+
+def _benches(out: Path, given: Sequence[Path]) -> dict[str, Mapping[str, Any]]:
+    """Benchmarks' files by name: those in the run's folder, and those given, which come first."""
+    lying = [path for name in reporting.BENCHES if (path := out / f"{name}.json").exists()]
+    found = {}
+    for path in [*lying, *given]:
+        bench = reporting.read_object(path)
+        bars = bench.get("bars")
+        keys = tuple(bars) if isinstance(bars, Mapping) else ()
+        names = [name for name, prefix in _BENCH_BARS.items() if any(key.startswith(prefix) for key in keys)]
+        if len(names) != 1:
+            raise ReportInputError(f"{path} is of none of {', '.join(reporting.BENCHES)}: its bars tell which it is of")
+        found[names[0]] = bench
+    return found
+
+
+def _judge_settings(
+    url: str | None, model: str | None, key_env: str | None, prompt: Path | None
+) -> JudgeSettings | None:
+    if url is None and model is None:
+        return None
+    if url is None or model is None:
+        raise ConfigError("a judge needs --judge-url and --judge-model")
+    key = None if key_env is None else os.environ.get(key_env)
+    if key_env is not None and not key:
+        raise ConfigError(f"the environment has no {key_env}, where --judge-key-env says that the judge's key is")
+    return JudgeSettings(url, model, api_key=key, prompt_file=prompt)
+
+
+@contextmanager
+def _judging(settings: JudgeSettings | None, out: Path) -> Iterator[Judge | None]:
+    if settings is None:
+        yield None
+        return
+    with Progress(*_columns(), console=console) as bars:
+        judged = bars.add_task("verdicts", total=None)
+        verdicts = out / "verdicts.jsonl"
+        with open_judge(
+            settings, verdicts, on_progress=lambda done, total: bars.update(judged, completed=done, total=total)
+        ) as judge:
+            yield judge
+
+
+@contextmanager
+def _writing_to(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise RunError(f"cannot write to {path}: {error.strerror or error}") from error
+
+
+def _print(shown: RenderableType) -> None:
+    """On standard output, on lines as long as they are where it is no terminal."""
+    Console(width=None if sys.stdout.isatty() else 1000).print(shown, highlight=False)
+
+
+def _columns() -> tuple[ProgressColumn, ...]:
+    return TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+
+
 @contextmanager
 def _progress() -> Iterator[runs.Progress]:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console) as bars:
+    with Progress(*_columns(), console=console) as bars:
         asked = bars.add_task("questions", total=None)
         taking: dict[str, TaskID] = {}
 
@@ -121,4 +269,18 @@ def _check_hash(digest: str, path: Path, *, allowed: bool) -> None:
     said = f"{path} is not the published locomo10.json (SHA-256 {digest[:12]}..., not {PUBLISHED_SHA256[:12]}...)"
     if not allowed:
         raise DatasetError(f"{said}: results are not comparable; go on with --allow-data-changes")
+    console.print(f"warning: {said}", style="yellow", highlight=False)
+
+
+def _check_run_data(folder: RunFolder, digest: str, path: Path, *, allowed: bool) -> None:
+    """Golds of another file are answers to other questions."""
+    header = folder.read_config().get("header") or {}
+    if digest == header.get("data_sha256"):
+        return
+    said = (
+        f"{path} is not the data that {folder.path} was run on "
+        f"(SHA-256 {digest[:12]}..., not {str(header.get('data_sha256'))[:12]}...)"
+    )
+    if not allowed:
+        raise DatasetError(f"{said}: name that file with --data, or go on with --allow-data-changes")
     console.print(f"warning: {said}", style="yellow", highlight=False)

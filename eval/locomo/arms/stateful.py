@@ -39,7 +39,7 @@ class StatefulServer:
         self._http = httpx.Client(base_url=url, timeout=_TIMEOUT_S)
         self._prompts = PromptIds(model)
         self._max_tokens = max_tokens
-        self._owner = ""
+        self.owner = ""
         self._fact_ids: dict[str, str] = {}
         self._unit_ids: dict[str, str] = {}
 
@@ -68,12 +68,12 @@ class StatefulServer:
     def open(self, conversation: Conversation, units: Sequence[Unit], on_progress: OnProgress) -> None:
         """Add the units as facts of an owner named after the conversation, and wait for their KV."""
         kinds = {unit.id[0] for unit in units}
-        self._owner = f"{conversation.sample_id} {''.join(sorted(kinds))}"
+        self.owner = f"{conversation.sample_id} {''.join(sorted(kinds))}"
         self._fact_ids = {}
         for start in range(0, len(units), _ADDED_AT_ONCE):
             part = units[start : start + _ADDED_AT_ONCE]
             facts = [_fact(unit, conversation.sample_id) for unit in part]
-            added = self._json("POST", "/v1/memory/facts", json={"owner": self._owner, "facts": facts})["facts"]
+            added = self._json("POST", "/v1/memory/facts", json={"owner": self.owner, "facts": facts})["facts"]
             self._fact_ids |= {unit.id: fact["id"] for unit, fact in zip(part, added, strict=True)}
         # Two units of the same words are one fact, and either of them says what the other does.
         self._unit_ids = {fact: unit for unit, fact in reversed(self._fact_ids.items())}
@@ -83,7 +83,7 @@ class StatefulServer:
         """What the server's own search finds, as any request to it would."""
         if k == 0:
             return []
-        hits = self._json("POST", "/v1/memory/search", json={"owner": self._owner, "query": question, "k": k})
+        hits = self._json("POST", "/v1/memory/search", json={"owner": self.owner, "query": question, "k": k})
         return [self._unit_ids[hit["fact"]["id"]] for hit in hits["hits"]]
 
     def forget(self) -> None:
@@ -152,7 +152,7 @@ class StatefulServer:
     # ---- requests ----
 
     def _body(self, ids: list[int], insert_at: int, served: Served, sampling: dict[str, Any]) -> dict[str, Any]:
-        memory: dict[str, Any] = {"owner": self._owner, "insert_at": insert_at}
+        memory: dict[str, Any] = {"owner": self.owner, "insert_at": insert_at}
         if served.units:
             memory["facts"] = [self._fact_ids[unit] for unit in served.units]
             memory["mode"] = "text" if served.policy is None else "splice"

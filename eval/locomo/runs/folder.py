@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -86,17 +87,16 @@ class RunFolder:
     def append(self, row: Mapping[str, Any]) -> None:
         """Write one row to the disk."""
         line = json.dumps(row, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+        end = self._rows.stat().st_size if self._rows.exists() else 0
         try:
             with self._rows.open("ab") as file:
                 file.write(line)
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            # Part of the line may be there: the next row must not be glued to it.
-            self._repair()
-            raise RunError(
-                f"cannot write {self._rows}: {error}; the rows before are kept, run again to go on"
-            ) from error
+            with suppress(OSError):  # what cannot be cut off now is cut off when the run goes on
+                os.truncate(self._rows, end)
+            raise RunError(f"cannot write {self._rows}: {error}; run again to go on behind the rows before") from error
 
     def _repair(self) -> None:
         """Cut off a last line that was not written to its end."""
