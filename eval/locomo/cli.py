@@ -46,8 +46,14 @@ DEFAULT_ARMS = (
     "splice/window:0/tail@10",
     "floor/shuffled@10",
 )
-# What the keys of a benchmark's bars begin with.
-_BENCH_BARS = dict(zip(reporting.BENCHES, ("ttft_", "qps_", "encode_"), strict=True))
+# A bar that each benchmark's file has, and no other: what tells a file of another name.
+_BENCH_BARS = dict(
+    zip(
+        reporting.BENCHES,
+        ("ttft_text_over_splice_k50", "qps_ratio_16_users_k50", "encode_tokens_per_fact_token"),
+        strict=True,
+    )
+)
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 console = Console(stderr=True)
@@ -187,12 +193,15 @@ def _benches(out: Path, given: Sequence[Path]) -> dict[str, Mapping[str, Any]]:
     found = {}
     for path in [*lying, *given]:
         bench = reporting.read_object(path)
-        bars = bench.get("bars")
-        keys = tuple(bars) if isinstance(bars, Mapping) else ()
-        names = [name for name, prefix in _BENCH_BARS.items() if any(key.startswith(prefix) for key in keys)]
-        if len(names) != 1:
-            raise ReportInputError(f"{path} is of none of {', '.join(reporting.BENCHES)}: its bars tell which it is of")
-        found[names[0]] = bench
+        bars = bench.get("bars") or {}
+        name = (
+            path.stem
+            if path.stem in reporting.BENCHES
+            else next((n for n, b in _BENCH_BARS.items() if b in bars), None)
+        )
+        if name is None:
+            raise ReportInputError(f"{path} is of no known benchmark: neither its name nor its bars are of one")
+        found[name] = bench
     return found
 
 
