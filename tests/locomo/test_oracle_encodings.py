@@ -41,7 +41,8 @@ class Store:
     def __init__(self, folder: Path) -> None:
         self.codec = FactCodec(Letters(), context=_CONTEXT, model_fingerprint="model")
         self.blobs = KVBlobs(folder)
-        self.found = StoredEncodings(self.blobs, owner=_OWNER, fingerprint=self.codec.fingerprint)
+        policies = ["ladder:0+4", "window:2"]
+        self.found = StoredEncodings(self.blobs, owner=_OWNER, fingerprint=self.codec.fingerprint, policies=policies)
 
     def put(self, fact: Fact, policy: str, saw: Sequence[Fact] = (), *, lost: int = 0) -> None:
         """Store an encoding behind ``saw``, of which the first ``lost`` did not fit the prompt."""
@@ -103,7 +104,14 @@ def test_each_fact_saw_the_context_and_the_facts_in_front(store: Store, facts: l
     served = store.found.served(versions([facts[2], facts[0]]), "window:2", context=_CONTEXT)
     assert served == [Seen(ids("f\n"), (1, 2, 3, *ids("ab\ncde\n"))), Seen(ids("ab\n"), (1, 2, 3))]
     assert store.found.served(versions(facts), "anchor:4", context=_CONTEXT) == [None, None, None]
-    assert store.found.token_ids(versions(facts), ["anchor:4", "window:2"])[facts[1].id] == ids("cde\n")
+    assert store.found.token_ids(versions(facts))[facts[1].id] == ids("cde\n")
+
+
+def test_a_seen_fact_that_lost_its_encoding_has_its_tokens_from_another_policy(store: Store, facts: list[Fact]) -> None:
+    store.put(facts[1], "window:2", facts[:1])
+    store.put(facts[0], "window:0")
+    (served,) = store.found.served(versions(facts[1:2]), "window:2", context=_CONTEXT)
+    assert served == Seen(ids("cde\n"), (1, 2, 3, *ids("ab\n")))
 
 
 def test_a_prefix_that_was_cut_is_found_by_the_address(store: Store, facts: list[Fact]) -> None:

@@ -38,7 +38,7 @@ def main(
     placements: Annotated[str, typer.Option(help="'system', 'tail' or both.")] = ",".join(DEFAULT_PLACEMENTS),
     k: Annotated[str, typer.Option(help="Numbers of facts, comma-separated.")] = ",".join(map(str, DEFAULT_KS)),
     tolerance: Annotated[float, typer.Option(min=0, help="Largest difference that passes.")] = 1e-3,
-    steps: Annotated[int, typer.Option(min=1, help="Tokens of the answer, decoded and then forced.")] = 4,
+    steps: Annotated[int, typer.Option(min=0, help="Tokens of the answer, decoded and then forced.")] = 4,
     top: Annotated[int, typer.Option(min=1, help="Tokens listed behind each token of a prompt.")] = 1000,
     seed: Annotated[int, typer.Option(help="Draws and orders the facts.")] = 5,
     threads: Annotated[int | None, typer.Option(min=1, help="Of the reference model; else as torch has it.")] = None,

@@ -57,10 +57,13 @@ class StoredEncodings:
     ----------
     blobs
         The server's KV store; it may be in use by the server.
+    policies
+        All that the server serves from: a fact that has no encoding under one has its tokens from another.
     """
 
-    def __init__(self, blobs: KVBlobs, *, owner: str, fingerprint: str) -> None:
+    def __init__(self, blobs: KVBlobs, *, owner: str, fingerprint: str, policies: Sequence[str]) -> None:
         self._blobs = blobs
+        self._policies = list(dict.fromkeys(name for policy in policies for name in policies_of(policy)))
         self._owner = OwnerId(owner)
         self._fingerprint = fingerprint
 
@@ -83,12 +86,11 @@ class StoredEncodings:
             found.append(None if encoding is None else self._seen(encoding, context))
         return found
 
-    def token_ids(self, facts: Sequence[FactVersion], policies: Sequence[str]) -> dict[FactId, tuple[int, ...]]:
-        """The tokens of facts that have an encoding under any of these policies."""
+    def token_ids(self, facts: Sequence[tuple[FactId, int]]) -> dict[FactId, tuple[int, ...]]:
+        """The tokens of facts (id and version) that have an encoding under any policy."""
         return {
             fact_id: encoding.token_ids
-            for policy in policies
-            for name in policies_of(policy)
+            for name in self._policies
             for fact_id, encoding in self._current(facts, name).items()
         }
 
@@ -97,10 +99,10 @@ class StoredEncodings:
         return {fact_id: by_rung[0] for fact_id, by_rung in found.items() if 0 in by_rung}
 
     def _seen(self, encoding: Encoding, context: Sequence[int]) -> Seen:
-        in_front = self._current(encoding.saw, encoding.policy)
+        in_front = self.token_ids(encoding.saw)
         if missing := [fact_id for fact_id, _ in encoding.saw if fact_id not in in_front]:
             raise OracleError(f"encoding {encoding.id} saw facts that have no encoding any more: {missing}")
-        tokens = [in_front[fact_id].token_ids for fact_id, _ in encoding.saw]
+        tokens = [in_front[fact_id] for fact_id, _ in encoding.saw]
         # A prompt that was too long lost facts at its front; which is not written down, but the address tells.
         for lost in range(len(tokens) + 1):
             seen = [i for ids in tokens[lost:] for i in ids]

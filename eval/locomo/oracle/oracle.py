@@ -40,11 +40,12 @@ class SpliceOracle:
     top
         Tokens that the server lists behind each token of a prompt; of those that it decodes it lists all.
     steps
-        Length of the answer that is decoded, and then forced, tokens.
+        Length of the answer that is decoded, and then forced, tokens; 0 compares the prompt's tail alone.
     """
 
     def __init__(self, client: OracleClient, reference: ReferenceModel, *, top: int, steps: int) -> None:
-        assert min(top, steps) >= 1, (top, steps)
+        assert top >= 1, top
+        assert steps >= 0, steps
         self._client = client
         self._reference = reference
         self._top = top
@@ -62,7 +63,7 @@ class SpliceOracle:
         """
         versions = self._client.versions(subject.owner, fact_ids)
         # A fact without an encoding under this policy is computed in its place; another policy knows its tokens.
-        tokens = subject.encodings.token_ids(versions, subject.policies)
+        tokens = subject.encodings.token_ids(versions)
         if missing := [fact.id for fact in versions if fact.id not in tokens]:
             raise OracleError(f"no encoding says which tokens these facts have: {missing}")
         chosen = subject.encodings.served(versions, policy, context=subject.context)

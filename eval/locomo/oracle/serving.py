@@ -40,8 +40,8 @@ class Served:
     starts
         Where each fact begins, in the order of the prompt; the last fact ends at ``block_end``.
     distributions
-        Of the token behind every token of the tail and of the forced answer; those at the end of the tail and of the
-        answer twice, as they were decoded and as they were prefilled.
+        Of the token behind every token of the tail and of the forced answer; those of the answer's tokens twice, as
+        they were decoded and as they were prefilled.
     report
         The server's, of the request that spliced the facts.
     """
@@ -118,46 +118,47 @@ class OracleClient:
         top: int,
         vocab: int,
     ) -> Served:
-        """Have facts (ids and tokens, in the order of the prompt) spliced, decode, and read every distribution.
+        """Have facts (ids and tokens, in the order of the prompt) spliced, and read every distribution.
 
         Two requests: one decodes ``steps`` tokens and lists the ``vocab`` tokens of each; the other gets them as its
-        prompt and lists the ``top`` likeliest behind every token of the tail and of the answer.
+        prompt and lists the ``top`` likeliest behind every token of the tail and of the answer. Without steps, the
+        second alone.
 
         Raises
         ------
         OracleError
-            The server did not splice, or the prompt is not the one that it was to be.
+            The server did not splice, not the same facts both times, or the prompt is not the one that it was to be.
         """
-        memory: dict[str, Any] = {
-            "owner": owner,
-            "policy": policy,
-            "facts": [fact_id for fact_id, _ in facts],
-            "query": "",
-        }
-        memory |= {"insert_at": len(template.head)}
+        memory = {"owner": owner, "policy": policy, "facts": [fact_id for fact_id, _ in facts], "query": ""}
         starts, block_end = [], len(template.head) + len(template.header)
         for _, ids in facts:
             starts.append(block_end)
             block_end += len(ids)
-        block = [*template.head, *template.header, *(i for _, ids in facts for i in ids)]
-        decoded = self._generate([*template.head, *template.tail], memory, steps=steps, top=vocab)
-        prompt = _same_ids(decoded, [*block, *template.tail])
-        report: dict[str, Any] = decoded["meta_info"]["memory"]
-        if report["tier"] != "spliced":
-            raise OracleError(f"served as {report['tier']} and not spliced: {report['reason']}")
-        forced = decoded["output_ids"][:-1]
-        tail = [*template.tail, *forced]
-        prefilled = self._generate([*template.head, *tail], memory, steps=1, top=top, logprob_start_len=block_end)
-        full = _same_ids(prefilled, [*block, *tail])
-        meta = prefilled["meta_info"]
+        block = [*template.header, *(i for _, ids in facts for i in ids)]
+        answers = []
+        forced: list[int] = []
+        listed: list[tuple[int, Any]] = []
+        if steps:
+            answers.append(self._generate(template, block, (), memory, steps=steps, top=vocab))
+            forced = answers[0]["output_ids"][:-1]
+            last = block_end + len(template.tail) - 1
+            listed += enumerate(answers[0]["meta_info"]["output_top_logprobs"], start=last)
+        answers.append(self._generate(template, block, forced, memory, steps=1, top=top, logprob_start_len=block_end))
+        meta = answers[-1]["meta_info"]
         # Entry i is the distribution of token block_end + i; that of the tail's first token is none of the tail's.
-        listed = [(block_end + i - 1, entry) for i, entry in enumerate(meta["input_top_logprobs"]) if i]
-        listed += [(len(full) - 1, meta["output_top_logprobs"][0])]
-        if [position for position, _ in listed] != list(range(block_end, len(full))):
-            raise OracleError(f"{len(listed)} distributions for the {len(full) - block_end} tokens behind the facts")
-        listed += [(len(prompt) - 1 + i, entry) for i, entry in enumerate(decoded["meta_info"]["output_top_logprobs"])]
+        behind = [*meta["input_top_logprobs"][1:], meta["output_top_logprobs"][0]]
+        if len(behind) != len(template.tail) + len(forced):
+            raise OracleError(f"{len(behind)} distributions for {len(template.tail)} + {len(forced)} tokens")
+        listed += enumerate(behind, start=block_end)
+        reports = [answer["meta_info"]["memory"] for answer in answers]
+        for report in reports:
+            if report["tier"] != "spliced":
+                raise OracleError(f"served as {report['tier']} and not spliced: {report['reason']}")
+            if report["facts"] != reports[0]["facts"]:
+                raise OracleError("facts were encoded between two requests: ask once more")
+        prompt = (*template.head, *block, *template.tail, *forced)
         distributions = tuple(_distribution(position, entry) for position, entry in listed)
-        return Served(tuple(full), tuple(starts), block_end, distributions, report)
+        return Served(prompt, tuple(starts), block_end, distributions, reports[0])
 
     def _chat_ids(self, question: str, memory: dict[str, Any]) -> list[int]:
         body = {
@@ -172,11 +173,21 @@ class OracleClient:
         return ids
 
     def _generate(
-        self, ids: Sequence[int], memory: dict[str, Any], *, steps: int, top: int, **kwargs: Any
+        self,
+        template: Template,
+        block: Sequence[int],
+        forced: Sequence[int],
+        memory: dict[str, Any],
+        *,
+        steps: int,
+        top: int,
+        **kwargs: Any,
     ) -> dict[str, Any]:
-        sampling = {"temperature": 0, "max_new_tokens": steps, "ignore_eos": True, "custom_params": {"memory": memory}}
+        """One answer to head, ``block``, tail and ``forced``, of which the server puts in the block itself."""
+        custom = {"memory": {**memory, "insert_at": len(template.head)}}
+        sampling = {"temperature": 0, "max_new_tokens": steps, "ignore_eos": True, "custom_params": custom}
         body = {
-            "input_ids": list(ids),
+            "input_ids": [*template.head, *template.tail, *forced],
             "sampling_params": sampling,
             "return_logprob": True,
             "top_logprobs_num": top,
@@ -184,6 +195,8 @@ class OracleClient:
             **kwargs,
         }
         answer: dict[str, Any] = self._json("POST", "/generate", json=body)
+        if answer["prompt_token_ids"] != [*template.head, *block, *template.tail, *forced]:
+            raise OracleError("the server's prompt is not head, header, facts and tail as they were asked for")
         return answer
 
     def _json(self, method: str, path: str, **kwargs: Any) -> Any:
@@ -194,12 +207,6 @@ class OracleClient:
         if response.is_error:
             raise ServerFailed(f"{method} {path} answered {response.status_code}: {response.text[:500]}")
         return response.json()
-
-
-def _same_ids(answer: dict[str, Any], expected: list[int]) -> list[int]:
-    if answer["prompt_token_ids"] != expected:
-        raise OracleError("the server's prompt is not head, header, facts and tail as they were asked for")
-    return expected
 
 
 def _find(ids: Sequence[int], part: Sequence[int]) -> int:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from locomo.errors import OracleError
 from memstore import KVBlobs
 
 from .encodings import StoredEncodings, check_context
@@ -17,8 +18,6 @@ class Subject:
 
     Attributes
     ----------
-    policies
-        All that the server serves from; the first is its default.
     templates
         The prompt around the facts, by their placement.
     context
@@ -26,7 +25,6 @@ class Subject:
     """
 
     owner: str
-    policies: tuple[str, ...]
     templates: Mapping[Placement, Template]
     context: tuple[int, ...]
     encodings: StoredEncodings
@@ -40,16 +38,17 @@ def read_subject(client: OracleClient, blobs: KVBlobs, *, owner: str, fact_id: s
     Raises
     ------
     OracleError
-        The chat route's prompts cannot be taken apart, or the server encodes behind other tokens.
+        The fact has no encoding, the chat route's prompts cannot be taken apart, or the server encodes behind other
+        tokens.
     ServerFailed
     """
     status = client.status()
-    policies: Sequence[str] = status["policies"]
-    encodings = StoredEncodings(blobs, owner=owner, fingerprint=status["fingerprint"])
+    encodings = StoredEncodings(blobs, owner=owner, fingerprint=status["fingerprint"], policies=status["policies"])
     (fact,) = client.versions(owner, [fact_id])
-    known = (fact.id, encodings.token_ids([fact], policies)[fact.id])
+    if (token_ids := encodings.token_ids([fact]).get(fact.id)) is None:
+        raise OracleError(f"fact {fact.id} of {owner!r} has no encoding yet")
     placements: tuple[Placement, ...] = ("system", "tail")
-    templates = {at: client.template(question, known, owner=owner, placement=at) for at in placements}
+    templates = {at: client.template(question, (fact.id, token_ids), owner=owner, placement=at) for at in placements}
     context = (*templates["tail"].head, *templates["tail"].header)
     check_context(context, fingerprint=status["fingerprint"], model_fingerprint=status["model"]["fingerprint"])
-    return Subject(owner, tuple(policies), templates, context, encodings)
+    return Subject(owner, templates, context, encodings)
