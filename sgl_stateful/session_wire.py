@@ -14,6 +14,8 @@ MOST_ROWS = 1000  # that the stats show
 _PAGE = 100
 # A pin may have to prefill the session first.
 _TIMEOUT = httpx.Timeout(600.0, connect=5.0)
+# Sooner than the server, which closes an idle connection after 5 s and loses a request that is on its way.
+_LIMITS = httpx.Limits(keepalive_expiry=2.0)
 
 
 class Refused(Exception):
@@ -63,7 +65,7 @@ class SessionServer:
             raise BadAddress("the API key has a character that no header can carry")
         headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         self._where = f"{base.scheme}://{base.netloc.decode()}"  # without user and password
-        self._http = httpx.Client(base_url=base, headers=headers, timeout=_TIMEOUT)
+        self._http = httpx.Client(base_url=base, headers=headers, timeout=_TIMEOUT, limits=_LIMITS)
 
     def close(self) -> None:
         """End the connection."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine, Mapping
+from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, overload
 
@@ -10,7 +11,7 @@ import httpx
 
 from sgl_stateful.client.answers import ChatAnswer, ChatDecoder
 from sgl_stateful.client.call import Call, StreamCall
-from sgl_stateful.client.chat import Mode, SessionRef, chat_call
+from sgl_stateful.client.chat import Mode, SessionRef, chat_call, seen_by
 from sgl_stateful.client.content import Messages
 from sgl_stateful.client.errors import InvalidCall
 from sgl_stateful.client.facts import AsyncFacts, Facts
@@ -22,6 +23,9 @@ from sgl_stateful.client.streams import AsyncStream, Stream
 
 DEFAULT_TIMEOUT_S = 300.0
 _CONNECT_TIMEOUT_S = 10.0
+# A connection that the server closes while a request is on its way to it loses that request. SGLang's server closes
+# one that has been idle for 5 s, and so would httpx at that very moment. The numbers are httpx's own.
+LIMITS = httpx.Limits(max_connections=100, max_keepalive_connections=20, keepalive_expiry=2.0)
 _POLICY = RetryPolicy()
 
 T = TypeVar("T")
@@ -32,7 +36,8 @@ def _options(base_url: str, api_key: str | None, timeout: float | None) -> dict[
         raise InvalidCall(f"base_url is {base_url!r}: it begins with http:// or https://")
     connect_s = _CONNECT_TIMEOUT_S if timeout is None else min(timeout, _CONNECT_TIMEOUT_S)
     headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
-    return {"base_url": base_url, "timeout": httpx.Timeout(timeout, connect=connect_s), "headers": headers}
+    timeouts = httpx.Timeout(timeout, connect=connect_s)
+    return {"base_url": base_url, "timeout": timeouts, "limits": LIMITS, "headers": headers}
 
 
 class Client(SyncSide):
@@ -146,6 +151,8 @@ class Client(SyncSide):
             As ``custom_params.memory``; ``{}`` for the client's owner and the defaults.
         session, mode
             Messages come behind this session; with ``turn`` the exchange becomes a part of it.
+        fields
+            ``custom_params`` among them goes beside what ``memory`` and ``session`` say.
         stream
             Give the answer in pieces.
         """
@@ -158,7 +165,7 @@ class Client(SyncSide):
             is_streamed=stream,
             fields={"model": model, **fields},
         )
-        return self.stream(StreamCall(call, ChatDecoder)) if stream else self.send(call)
+        return self.stream(StreamCall(call, ChatDecoder, partial(seen_by, session))) if stream else self.send(call)
 
 
 class AsyncClient(AsyncSide):
@@ -246,4 +253,4 @@ class AsyncClient(AsyncSide):
             is_streamed=stream,
             fields={"model": model, **fields},
         )
-        return self.stream(StreamCall(call, ChatDecoder)) if stream else self.send(call)
+        return self.stream(StreamCall(call, ChatDecoder, partial(seen_by, session))) if stream else self.send(call)

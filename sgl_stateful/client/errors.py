@@ -1,12 +1,12 @@
 """Errors of the client, one tree.
 
 ClientError
-├── InvalidCall               a call that was not sent, because it cannot be right
+├── InvalidCall               a call that was not sent, because it cannot be right, or the client is closed
 ├── UnexpectedReply           no such server answers like this
 ├── Unreachable               there was no answer, or not a whole one
 │   ├── StreamCut             a stream ended before its end
 │   └── OutcomeUnknown        the connection was lost, and whether the call was done cannot be told
-└── Refused                   the server said no; what it was asked for was not done
+└── Refused                   the server said no; what this attempt asked for was not done
     ├── BadRequest            400, 422
     │   ├── BadMemoryRequest
     │   └── BadSessionRequest
@@ -46,11 +46,19 @@ from sgl_stateful.client.session_results import SessionInfo
 
 
 class ClientError(Exception):
-    """Base of everything that a client raises."""
+    """Base of everything that a client raises.
+
+    Attributes
+    ----------
+    earlier
+        The failure of an attempt before the one that this is of, where that may have been done; None: there was none.
+    """
+
+    earlier: ClientError | None = None
 
 
 class InvalidCall(ClientError, ValueError):
-    """The call cannot be right as written; nothing was sent."""
+    """The call cannot be right as written, or the client is closed; nothing was sent."""
 
 
 class UnexpectedReply(ClientError):
@@ -63,7 +71,7 @@ class Unreachable(ClientError):
     Attributes
     ----------
     was_sent
-        Whether the server may have received the request, and done what it says.
+        Whether the server may have received the request, with this attempt or one before it, and done what it says.
     """
 
     def __init__(self, message: str, *, was_sent: bool = True) -> None:

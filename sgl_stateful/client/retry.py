@@ -11,6 +11,9 @@ no answer, or half of one      again               never: it may have been done
 502, 504                       again               never
 anything else                  never               never
 =============================  ==================  ==========================================================
+
+The last failure is raised. Where one before it may have been done, it has that one as ``earlier``, and an
+``Unreachable`` says ``was_sent``: the request was, though not with the last attempt.
 """
 
 from __future__ import annotations
@@ -18,6 +21,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+
+import httpx
 
 from sgl_stateful.client.errors import ClientError, Refused, Unreachable
 
@@ -66,6 +71,7 @@ class Attempts:
         self._clock = clock
         self._until = clock() + policy.deadline_s
         self._failed = 0
+        self._unsure: ClientError | None = None
 
     def wait_s(self, error: ClientError) -> float:
         """Seconds to wait before the call is repeated.
@@ -76,6 +82,10 @@ class Attempts:
             ``error``: it is not repeated, or not in time.
         """
         self._failed += 1
+        if self._unsure is not None:
+            error.earlier = self._unsure
+            if isinstance(error, Unreachable):
+                error.was_sent = True
         if not may_repeat(error, is_repeatable=self._is_repeatable) or self._failed > self._policy.retries:
             raise error
         wait_s = error.retry_after_s if isinstance(error, Refused) else None
@@ -84,4 +94,12 @@ class Attempts:
             wait_s = min(_FIRST_WAIT_S * 2 ** (self._failed - 1), _LONGEST_WAIT_S) * random.uniform(0.5, 1)
         if self._clock() + wait_s > self._until:
             raise error
+        if _may_be_done(error):
+            self._unsure = error
         return wait_s
+
+
+def _may_be_done(error: ClientError) -> bool:
+    if isinstance(error, Unreachable):
+        return error.was_sent
+    return isinstance(error, Refused) and error.status != httpx.codes.TOO_MANY_REQUESTS

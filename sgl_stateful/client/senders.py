@@ -27,6 +27,17 @@ def _request(http: httpx.Client | httpx.AsyncClient, call: Call[Any]) -> httpx.R
         raise InvalidCall(f"{call.method} {call.path}: {error}") from error
 
 
+@contextmanager
+def _while_open(http: httpx.Client | httpx.AsyncClient) -> Generator[None]:
+    """Tell of a closed client what httpx tells by ``RuntimeError``."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not http.is_closed:
+            raise
+        raise InvalidCall("the client is closed") from error
+
+
 class Sender:
     """Sends calls and waits for them; thread-safe."""
 
@@ -64,7 +75,9 @@ class Sender:
         attempts = Attempts(self._policy, is_repeatable=call.is_repeatable, clock=self._clock)
         while True:
             try:
-                return result(call, self.http.send(request))
+                with _while_open(self.http):
+                    response = self.http.send(request)
+                return result(call, response)
             except httpx.RequestError as error:
                 failure = transport_failure(error)
                 failure.__cause__ = error
@@ -79,7 +92,8 @@ class Sender:
         attempts = Attempts(self._policy, is_repeatable=call.is_repeatable, clock=self._clock)
         while True:
             try:
-                response = self.http.send(request, stream=True)
+                with _while_open(self.http):
+                    response = self.http.send(request, stream=True)
                 if not response.is_error:
                     break
                 response.read()
@@ -131,7 +145,9 @@ class AsyncSender:
         attempts = Attempts(self._policy, is_repeatable=call.is_repeatable, clock=self._clock)
         while True:
             try:
-                return result(call, await self.http.send(request))
+                with _while_open(self.http):
+                    response = await self.http.send(request)
+                return result(call, response)
             except httpx.RequestError as error:
                 failure = transport_failure(error)
                 failure.__cause__ = error
@@ -146,7 +162,8 @@ class AsyncSender:
         attempts = Attempts(self._policy, is_repeatable=call.is_repeatable, clock=self._clock)
         while True:
             try:
-                response = await self.http.send(request, stream=True)
+                with _while_open(self.http):
+                    response = await self.http.send(request, stream=True)
                 if not response.is_error:
                     break
                 await response.aread()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from threading import Lock
 from types import TracebackType
 from typing import Any, Generic, Self, TypedDict, TypeVar, Unpack
 
@@ -14,6 +16,7 @@ from sgl_stateful.client.errors import (
     ClientError,
     InvalidCall,
     OutcomeUnknown,
+    SessionExpired,
     SessionNotFound,
     SessionVersionConflict,
     Unreachable,
@@ -39,19 +42,36 @@ class ForkOptions(TypedDict, total=False):
     on_full: str
 
 
+def closing(session_id: str, owner: str, known: SessionInfo) -> Steps[SessionInfo]:
+    """Close a session, and return it as the server has it or, where only an earlier attempt was told, as ``known``.
+
+    A server whose store is busy has ended the session all the same: the next attempt finds it closed.
+    """
+    call = Call("DELETE", SESSIONS + path(session_id), of_session, params={"owner": owner})
+    try:
+        return (yield from send(call))
+    except SessionNotFound as error:
+        if error.earlier is None or isinstance(error, SessionExpired):
+            raise
+        return replace(known, state="closed")
+
+
 class SessionOperations(Generic[H]):
     """Operations on one session. Each raises the ``ClientError`` tree.
 
     Attributes
     ----------
     info
-        As the last reply that described it has it.
-    version
-        The latest that a reply has named.
+        As the replies have it: the one of the latest version that has described it, and of a turn since then version
+        and length.
     """
 
     info: SessionInfo
-    version: int
+
+    @property
+    def version(self) -> int:
+        """The latest that a reply has named."""
+        return self.info.version
 
     @property
     def id(self) -> str:
@@ -72,13 +92,26 @@ class SessionOperations(Generic[H]):
     def _at(self, *action: str) -> str:
         return SESSIONS + path(self.id, *action)
 
+    def _begin(self, info: SessionInfo) -> None:
+        self._seeing = Lock()
+        self.info = info
+
     def _saw(self, info: SessionInfo) -> SessionInfo:
-        self.info, self.version = info, info.version
+        with self._seeing:  # replies to several threads may be read in another order than they were written in
+            if info.version >= self.info.version:
+                self.info = info
         return info
 
     def _saw_answer(self, answer: Answer) -> Answer:
-        self.version = max(self.version, answer.version or 0)
+        self.saw_turn({**answer.session, **given(version=answer.version)})
         return answer
+
+    def saw_turn(self, session: Mapping[str, Any]) -> None:
+        """Take over version and length from what an answer says of its session; nothing from that of a query."""
+        seen = given(version=session.get("version"), tokens=session.get("tokens"))
+        with self._seeing:
+            if seen.get("version", 0) > self.info.version:
+                self.info = replace(self.info, **seen, raw={**self.info.raw, **seen})
 
     def _look(self) -> Call[SessionInfo]:
         return Call("GET", self._at(), SessionInfo.of, params={"owner": self.owner}, is_repeatable=True)
@@ -110,7 +143,8 @@ class SessionOperations(Generic[H]):
         With ``if_version`` it is done only to that version, and after a lost connection the session is looked at:
         where it still has that version the append is sent again, which cannot add twice, since the version would no
         longer be that one. Where it has another, nobody can tell whose append made it, and ``OutcomeUnknown`` is
-        raised. Without ``if_version`` a lost connection raises ``Unreachable`` at once.
+        raised. Where looking or sending again fails, it stays ``Unreachable``: the first may have been done. Without
+        ``if_version`` a lost connection raises ``Unreachable`` at once.
         """
         body = {"owner": self.owner, **content(messages, text, input_ids), **given(if_version=if_version)}
         call = Call("POST", self._at("append"), Appended.of, body=body)
@@ -124,14 +158,22 @@ class SessionOperations(Generic[H]):
         for _ in range(_APPEND_REPEATS):
             try:
                 return (yield from send(call))
-            except Unreachable as error:
-                if not error.was_sent:
-                    raise
-                lost = error
             except SessionVersionConflict:
                 if lost is None:
                     raise
-            session = yield from send(self._look())
+            except ClientError as error:
+                if isinstance(error, Unreachable) and error.was_sent:
+                    lost = error
+                elif lost is None or isinstance(error, SessionNotFound):
+                    raise
+                else:
+                    raise lost from error
+            try:
+                session = yield from send(self._look())
+            except SessionNotFound:
+                raise  # and with the session goes what was added
+            except ClientError as error:
+                raise lost from error
             if session.version != if_version:
                 self._saw(session)
                 raise OutcomeUnknown(
@@ -265,8 +307,7 @@ class SessionOperations(Generic[H]):
     @Operation
     def close(self) -> Steps[SessionInfo]:
         """Close it; what runs on it ends. A second time raises ``SessionClosed``."""
-        params = {"owner": self.owner}
-        return self._saw((yield from send(Call("DELETE", self._at(), of_session, params=params))))
+        return self._saw((yield from closing(self.id, self.owner, self.info)))
 
 
 class Session(SyncSide, SessionOperations["Session"]):
@@ -274,7 +315,7 @@ class Session(SyncSide, SessionOperations["Session"]):
 
     def __init__(self, sender: Sender, info: SessionInfo) -> None:
         self._sender = sender
-        self._saw(info)
+        self._begin(info)
 
     def _handle(self, info: SessionInfo) -> Session:
         return Session(self._sender, info)
@@ -299,7 +340,7 @@ class AsyncSession(AsyncSide, SessionOperations["AsyncSession"]):
 
     def __init__(self, sender: AsyncSender, info: SessionInfo) -> None:
         self._sender = sender
-        self._saw(info)
+        self._begin(info)
 
     def _handle(self, info: SessionInfo) -> AsyncSession:
         return AsyncSession(self._sender, info)

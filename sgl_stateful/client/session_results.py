@@ -20,12 +20,12 @@ class Pin:
     cells
         What it counts against the budget.
     reason
-        Why it is not pinned.
+        Why it is not pinned: in words, or where it did not fit the numbers that ``PinRefused`` has, in cells.
     """
 
     state: str
     cells: int = 0
-    reason: str | None = None
+    reason: str | Mapping[str, Any] | None = None
     raw: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod

@@ -11,8 +11,8 @@ from sgl_stateful.client.content import Messages, content, owner_of
 from sgl_stateful.client.operation import AsyncSide, Listing, Operation, SyncSide
 from sgl_stateful.client.reading import each, part
 from sgl_stateful.client.senders import AsyncSender, Sender
-from sgl_stateful.client.session import SESSIONS, AsyncSession, ForkOptions, Session
-from sgl_stateful.client.session_results import SessionInfo, SessionStats, of_session
+from sgl_stateful.client.session import SESSIONS, AsyncSession, ForkOptions, Session, closing
+from sgl_stateful.client.session_results import Pin, SessionInfo, SessionStats, of_session
 
 _PAGE = 100
 
@@ -71,9 +71,13 @@ class SessionsOperations(Generic[H]):
 
     @Operation
     def close(self, session_id: str, *, owner: str | None = None) -> Steps[SessionInfo]:
-        """Close one; what runs on it ends. A second time raises ``SessionClosed``."""
-        params = {"owner": owner_of(owner, self._default_owner)}
-        return (yield from send(Call("DELETE", SESSIONS + path(session_id), of_session, params=params)))
+        """Close one; what runs on it ends. A second time raises ``SessionClosed``.
+
+        Where the server's store did not answer the attempt that closed it, version and length are 0: not known.
+        """
+        name = owner_of(owner, self._default_owner)
+        unknown = SessionInfo(session_id, name, version=0, tokens=0, pin=Pin("unpinned"))
+        return (yield from closing(session_id, name, unknown))
 
     @Operation
     def stats(self, *, sessions: int = 0) -> Steps[SessionStats]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import anyio
 import httpx
 import pytest
-from wire import SESSION, Wire
+from wire import SESSION, Step, refusal, script
 
 from sgl_stateful import Client
 from sgl_stateful.client import (
@@ -29,27 +29,7 @@ FACT = {"id": "f1", "owner": "ana", "text": "x"}
 ANSWER = {"text": "Bed 3.", "output_ids": [1], "meta_info": {}, "data_version": 2}
 CHAT = {"choices": [{"message": {"content": "Hi"}}]}
 
-Step = httpx.Response | Exception
 Use = Callable[[Client], Any]
-
-
-def refusal(status: int, kind: str, *, retry_after: str | None = None, **numbers: int) -> httpx.Response:
-    headers = {} if retry_after is None else {"Retry-After": retry_after}
-    error = {"message": "no", "type": kind, "code": status, **numbers}
-    return httpx.Response(status, json={"error": error}, headers=headers)
-
-
-def script(*steps: Step) -> Wire:
-    """A wire that answers in this order."""
-    left: Iterator[Step] = iter(steps)
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        step = next(left)
-        if isinstance(step, Exception):
-            raise step
-        return step
-
-    return Wire(answer)
 
 
 class Clock:

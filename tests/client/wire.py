@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
 
 from sgl_stateful import AsyncClient, Client
+
+Step = httpx.Response | Exception
 
 SESSION: dict[str, Any] = {
     "id": "s1",
@@ -48,3 +50,22 @@ class Wire:
     def async_client(self, **options: Any) -> AsyncClient:
         """One for asyncio."""
         return AsyncClient("http://server", transport=httpx.MockTransport(self._take), **options)
+
+
+def refusal(status: int, kind: str, *, retry_after: str | None = None, **numbers: int) -> httpx.Response:
+    headers = {} if retry_after is None else {"Retry-After": retry_after}
+    error = {"message": "no", "type": kind, "code": status, **numbers}
+    return httpx.Response(status, json={"error": error}, headers=headers)
+
+
+def script(*steps: Step) -> Wire:
+    """A wire that answers in this order."""
+    left: Iterator[Step] = iter(steps)
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        step = next(left)
+        if isinstance(step, Exception):
+            raise step
+        return step
+
+    return Wire(answer)
