@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from memstore.cli.output import Output, printable
-from sgl_stateful.session_table import cells_of, print_session, print_sessions, print_stats, screen
+from sgl_stateful.session_table import cells_of, print_session, print_sessions, print_stats, reason_text, screen
 from sgl_stateful.session_wire import (
     MOST_ROWS,
     BadAddress,
@@ -216,7 +216,8 @@ def _with_one(session_id: str, owner: str | None, url: str, api_key: str | None,
 
 
 def _say_pin(out: Output, session: Document) -> None:
-    state, cells, reason = (part(session, "pin", name) for name in ("state", "cells", "reason"))
+    state, cells, given = (part(session, "pin", name) for name in ("state", "cells", "reason"))
+    reason = reason_text(given)
     out.say(session, f"{part(session, 'id')} is {state}, {cells} cells" + (f": {reason}" if reason else ""))
 
 

@@ -90,11 +90,20 @@ def headline(stats: Document) -> Iterator[str]:
     yield "p50/p99   " + "   ".join(times)
 
 
+def reason_text(reason: Any) -> str | None:
+    """Return a pin's reason in one cell: in words as it is, or the numbers of one that does not fit."""
+    if isinstance(reason, dict):
+        return f"does not fit: {_pairs(reason)}"
+    return None if reason is None else str(reason)
+
+
 def flat(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return ``{"pin": {"state": s}}`` as ``{"pin.state": s}``, with times as dates."""
+    """Return ``{"pin": {"state": s}}`` as ``{"pin.state": s}``, with times as dates and a reason in one cell."""
     row: dict[str, Any] = {}
     for name, value in document.items():
-        if isinstance(value, dict):
+        if prefix + name == "pin.reason":
+            row["pin.reason"] = reason_text(value)
+        elif isinstance(value, dict):
             row |= flat(value, f"{prefix}{name}.")
         else:
             row[prefix + name] = _date(value) if name.endswith("_at") and isinstance(value, int | float) else value

@@ -52,6 +52,10 @@ STATS: dict[str, Any] = {
 }
 
 
+# Of a pin that does not fit, as the server shows it.
+NUMBERS = {"needed": 51, "pinned": 2950, "budget": 3000, "owner_pinned": 51, "quota": 2000}
+
+
 def session(id: str, owner: str, cells: int, *, state: str = "pinned", reason: str | None = None) -> dict[str, Any]:
     return {
         "id": id,
@@ -175,7 +179,7 @@ class FarmServer:
             case ["POST", "pin"] if self.is_full and body.get("on_full") != "demote":
                 return error(429, "PinRefused", "51 more cells do not fit", **{"Retry-After": "2"})
             case ["POST", "pin"] if self.is_full:
-                found["pin"] = {"state": "unpinned", "cells": 0, "reason": "51 more cells do not fit"}
+                found["pin"] = {"state": "unpinned", "cells": 0, "reason": NUMBERS}
                 return Reply(200, found)
             case ["POST", "pin"]:
                 found["pin"] = {"state": "pinned", "cells": 77, "reason": None}
@@ -312,8 +316,14 @@ def test_a_pin_that_does_not_fit(farm: FarmServer, sessions: Callable[..., Run])
     run = sessions("pin", "cc03")
     assert (run.code, run.complaint) == (1, "51 more cells do not fit (PinRefused); try again in 2 s")
     run = sessions("pin", "cc03", "--on-full", "demote")
-    assert (run.code, run.stdout) == (0, "cc03 is unpinned, 0 cells: 51 more cells do not fit\n")
+    shown = "does not fit: needed 51  pinned 2950  budget 3000  owner_pinned 51  quota 2000"
+    assert (run.code, run.stdout) == (0, f"cc03 is unpinned, 0 cells: {shown}\n")
     assert farm.asked[-1].body == {"owner": "farm-2", "on_full": "demote"}
+    farm.sessions["bb02"]["pin"] |= {"state": "lost", "reason": "reclaimed"}
+    for run in (sessions("list"), sessions("top", "--once")):
+        assert {row["id"]: row["pin.reason"] for row in run.rows} == {"aa01": "", "bb02": "reclaimed", "cc03": shown}
+    assert {row["name"]: row["value"] for row in sessions("show", "cc03").rows}["pin.reason"] == shown
+    assert sessions("show", "cc03", "--json").json["pin"]["reason"] == NUMBERS
 
 
 def test_close(farm: FarmServer, sessions: Callable[..., Run]) -> None:
