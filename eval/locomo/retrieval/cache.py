@@ -104,7 +104,7 @@ class CachedEmbedder:
 
     def _load(self) -> None:
         try:
-            with np.load(self._path) as held:
+            with self._path.open("rb") as file, np.load(file) as held:
                 digests, rows = held["digests"], held["rows"]
         except (ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
             raise VectorCacheError(f"{self._path} is damaged ({error}): delete it") from error

@@ -20,6 +20,7 @@ from locomo.retrieval.cache import CachedEmbedder
 from locomo.retrieval.index import UnitIndex
 from locomo.retrieval.latency import measure_latency
 from locomo.retrieval.measure import Corpus, chosen_elsewhere, measure
+from locomo.retrieval.reference import PUBLISHED_SHA256, points_off
 from locomo.retrieval.results import Row, outcome_rows, outcome_table, reference_rows
 from locomo.retrieval.units import UnitKind, UnitText, covers_of, units_of
 from locomo.retrieval.variants import FUSION_WEIGHTS, HYBRID, REFERENCE, fusion_name, variants
@@ -69,9 +70,13 @@ def retrieval(
         raise typer.Exit(1) from error
     # No narrower than its longest line, where it goes to a file too.
     Console(width=max(console.width, _TABLE_WIDTH)).print(outcome_table([row for row in rows if "variant" in row]))
+    figures = bars(rows)
+    if text is UnitText.DATED and not captions and digest == PUBLISHED_SHA256:
+        figures["points_off_the_reference"] = points_off(rows)
+        console.print(f"greatest distance from the reference: {figures['points_off_the_reference']:.2f} points")
     if json_out is not None:
         config = {"text": text.value, "captions": captions, "data_sha256": digest, "embedder": embedder.fingerprint}
-        json_out.write_text(json.dumps({"bars": bars(rows), "config": config, "rows": rows}, indent=1) + "\n")
+        json_out.write_text(json.dumps({"bars": figures, "config": config, "rows": rows}, indent=1) + "\n")
         console.print(f"figures written to {json_out}")
 
 

@@ -1,0 +1,94 @@
+"""The whole command, on invented conversations and, where it is there, on the published file."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from locomo.dataset import demo_conversation_path, file_sha256, load
+from locomo.retrieval.cache import CachedEmbedder
+from locomo.retrieval.command import measure_units
+from locomo.retrieval.reference import PUBLISHED_SHA256, points_off
+from locomo.retrieval.units import UnitKind, UnitText
+from memstore import SentenceTransformerEmbedder
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+LOCOMO_DATA = Path(os.environ.get("LOCOMO_DATA", REPOSITORY.parent / "shared/data/locomo10.json"))
+
+
+def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    paths = os.pathsep.join(str(REPOSITORY / part) for part in (".", "kernels", "eval"))
+    return subprocess.run(
+        [sys.executable, "-m", "locomo.retrieval", *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_the_demo_conversation_from_the_command_line(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    done = run("--data", demo_conversation_path(), "--cache", tmp_path / "cache", "--json", out, "--timed", "1")
+    assert done.returncode == 0, done.stderr
+    assert "observations" in done.stdout
+    assert "hybrid + neighbour 0.2" in done.stdout
+    record: dict[str, Any] = json.loads(out.read_text())
+    rows = {(row["units"], row["variant"]): row for row in record["rows"] if "variant" in row}
+    hybrid = rows["observations", "hybrid"]
+    assert record["bars"] == {
+        "recall_all_at_10": hybrid["recall"]["all"]["10"],
+        "recall_all_at_10_reference": rows["observations", "vector"]["recall"]["all"]["10"],
+    }
+    [conversation] = load(demo_conversation_path())
+    counted = [question for question in conversation.questions if question.category != 5 and question.evidence]
+    assert {row["n"] for row in rows.values()} == {len(counted)}
+    assert hybrid["difference"]["10"]["over"] == "questions"  # there is one conversation
+    for row in rows.values():
+        shares = [row["recall"][field][k] for field in ("all", "share", "any") for k in ("5", "10", "20", "50")]
+        assert all(0 <= share <= 1 for share in shares)
+        assert row["recall"]["all"]["10"] <= row["recall"]["share"]["10"] <= row["recall"]["any"]["10"]
+    said = out.read_text() + done.stdout
+    assert not [text for text in (turn.utterance for turn in conversation.turns) if len(text) > 20 and text in said]
+
+
+def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
+    done = run("--data", tmp_path / "absent.json", "--cache", tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.startswith("retrieval: no LoCoMo file at ")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_the_distance_from_the_reference_is_the_greatest() -> None:
+    recall = {
+        "all": {"5": 0.345, "10": 0.426, "20": 0.513, "50": 0.656},
+        "any": {"5": 0.441, "10": 0.547, "20": 0.641, "50": 0.792},  # 64.1 against 64.6
+    }
+    row = {"units": "turns", "evidence": "repaired", "recall": recall}
+    assert points_off([row, {**row, "evidence": "strict", "recall": {}}]) == pytest.approx(0.5)
+
+
+@pytest.mark.locomo
+@pytest.mark.timeout(1200)  # thousands of texts are embedded on one thread
+@pytest.mark.skipif(not LOCOMO_DATA.is_file(), reason=f"LoCoMo's data file is not at {LOCOMO_DATA}")
+@pytest.mark.parametrize("kind", list(UnitKind))
+def test_the_reference_is_met_on_the_published_file(kind: UnitKind, tmp_path: Path) -> None:
+    assert file_sha256(LOCOMO_DATA) == PUBLISHED_SHA256
+    torch.set_num_threads(1)
+    rows = measure_units(
+        load(LOCOMO_DATA),
+        kind,
+        embedder=CachedEmbedder(SentenceTransformerEmbedder(), tmp_path),
+        text=UnitText.DATED,
+        captions=False,
+        timed=0,
+        rounds=1,
+        track=lambda title, total: lambda steps: None,
+    )
+    assert {row["n"] for row in rows if row.get("evidence") == "repaired"} == {1536}
+    assert points_off(rows) <= 0.3
