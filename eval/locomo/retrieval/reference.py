@@ -26,7 +26,7 @@ REFERENCE_PER_CENT: Mapping[str, Mapping[str, Mapping[str, float]]] = {
 def points_off(rows: Iterable[Mapping[str, Any]]) -> float:
     """Return the greatest distance of the repaired rows from the reference, over units, kinds and k, in points."""
     return max(
-        abs(100 * row["recall"][field][k] - expected)
+        abs(100 * float(row["recall"][field][k]) - expected)
         for row in rows
         if row.get("evidence") == "repaired"
         for field, by_k in REFERENCE_PER_CENT[row["units"]].items()
