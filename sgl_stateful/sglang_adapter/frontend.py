@@ -12,20 +12,22 @@ from sglang.lang.global_config import global_config
 from sglang.lang.interpreter import ProgramState, StreamExecutor
 from sglang.lang.ir import SglSamplingParams
 
-from sgl_stateful.client import Answer, Appended, Client, InvalidCall, Session
+from sgl_stateful.client import Answer, Appended, Client, ClientError, InvalidCall, Session, SessionVersionConflict
 from sgl_stateful.client.answers import AnswerDecoder
-from sgl_stateful.client.call import Call, StreamCall
+from sgl_stateful.client.call import Call, StreamCall, given
 from sgl_stateful.client.chat import custom_params
 from sgl_stateful.client.content import Messages
 from sgl_stateful.client.reading import each, part
 
 from . import frontend_select
+from .frontend_progress import arrive
 
 MEMORY_HERE = "{{memory}}"
 """Where facts go in a program's text; without it they come first, behind the session."""
 
 _BOUND = "sgl_stateful.session"  # variable of a program, and of its forks: the session that it is bound to
 _FORWARDED = ("return_logprob", "logprob_start_len", "top_logprobs_num", "return_text_in_logprobs")
+_SELECT_REPEATS = 4  # of a decision whose session or facts change under it
 _PREFILL: Mapping[str, Any] = {"sampling_params": {"max_new_tokens": 0}}
 
 
@@ -46,6 +48,8 @@ class StatefulEndpoint(RuntimeEndpoint):
         they go. Nothing is prefilled ahead then: which facts it would need is not known.
     session
         A session's id or the client's handle of one; ``session(s, other)`` binds one program to another.
+    timeout
+        Seconds without a byte from the server after which a request is given up; None: never, as in SGLang.
 
     Attributes
     ----------
@@ -62,10 +66,11 @@ class StatefulEndpoint(RuntimeEndpoint):
         session: str | Session | None = None,
         api_key: str | None = None,
         chat_template_name: str | None = None,
+        timeout: float | None = None,
     ) -> None:
         super().__init__(url.rstrip("/"), api_key=api_key, chat_template_name=chat_template_name)
         self.support_concate_and_append = False  # the server has no such route any more; forks are joined as text
-        self.client = Client(self.base_url, owner=owner, api_key=api_key)
+        self.client = Client(self.base_url, owner=owner, api_key=api_key, timeout=timeout)
         self.owner = owner
         self.memory = None if memory is None else dict(memory)
         self.session = self.client.sessions.get(session) if isinstance(session, str) else session
@@ -103,21 +108,44 @@ class StatefulEndpoint(RuntimeEndpoint):
         """The choice that ``choices_method`` prefers.
 
         Behind a session, whose tokens are not computed again, and with facts, whose number is not known beforehand,
-        the log probabilities are read from queries of one token each; else from one request for all choices.
+        the log probabilities are read from queries of one token each; else from one request for all choices. The
+        queries are about one version of the session and about the same facts: where one of these changes meanwhile,
+        all of them are asked once more.
+
+        Raises
+        ------
+        InvalidCall
+            There is no text before the choices, or a choice adds nothing to it.
+        ClientError
+            A request was refused; or session or facts have changed at every try.
         """
+        for _ in range(_SELECT_REPEATS):
+            try:
+                return self._select(s, choices, choices_method)
+            except SessionVersionConflict as error:
+                changed: Exception = error
+            except frontend_select.PromptChanged as error:
+                changed = ClientError(str(error))
+        raise changed
+
+    def _select(self, s: StreamExecutor, choices: list[str], method: ChoicesSamplingMethod) -> ChoicesDecision:
         before, marker, after = s.text_.partition(MEMORY_HERE) if self.memory is not None else ("", "", "")
+        if not marker:  # facts come first
+            before, after = "", s.text_
         session = self._session_of(s)
+        # Not what the handle knows: the session may have got its first content, or lost it, elsewhere.
+        info = None if session is None else session.reload()
         # The first tokens of a prompt may be special ones, as the server makes them.
-        head = self._tokenize(before, special=session is None or session.info.tokens == 0)
-        is_plain = session is None and self.memory is None
+        head = self._tokenize(before, special=info is None or info.tokens == 0)
+        ask = partial(self._next_tokens, s, None if info is None else info.version, head)
         return frontend_select.select(
             choices,
-            choices_method,
-            text=after if marker else s.text_,
+            method,
+            text=after,
             tokenize=lambda text: self._tokenize(text, special=False),
             score=partial(self._prompt_logprobs, head)
-            if is_plain
-            else frontend_select.by_next_tokens(partial(self._next_logprobs, s, head)),
+            if session is None and self.memory is None
+            else frontend_select.by_next_tokens(ask),
             alone=lambda sequences: self._input_logprobs(sequences, 0),
         )
 
@@ -153,10 +181,16 @@ class StatefulEndpoint(RuntimeEndpoint):
         return self._marked(data, self.memory, self._session_of(s), query=_question(s))
 
     def _marked(
-        self, data: dict[str, Any], memory: Mapping[str, Any] | None, session: Session | None, *, query: str
+        self,
+        data: dict[str, Any],
+        memory: Mapping[str, Any] | None,
+        session: Session | None,
+        *,
+        query: str,
+        if_version: int | None = None,
     ) -> dict[str, Any]:
         searched = None if memory is None else {"query": query, **memory}
-        custom = custom_params(owner=self.owner, memory=searched, session=session)
+        custom = custom_params(owner=self.owner, memory=searched, session=session, if_version=if_version)
         if not custom:
             return {**data, "cache_salt": self._salt}
         return {**data, "sampling_params": {**data["sampling_params"], "custom_params": custom}}
@@ -168,19 +202,29 @@ class StatefulEndpoint(RuntimeEndpoint):
         body = {"model": "default", "prompt": text, "add_special_tokens": special}
         return self.client.send(Call("POST", "/tokenize", _read_tokens, body=body, is_repeatable=True))
 
-    def _next_logprobs(
-        self, s: StreamExecutor, head: tuple[int, ...], prompt: tuple[int, ...], wanted: Sequence[int]
-    ) -> dict[int, float]:
-        memory = None if self.memory is None else {**self.memory, "insert_at": len(head)}
+    def _next_tokens(
+        self,
+        s: StreamExecutor,
+        version: int | None,
+        head: tuple[int, ...],
+        prompt: tuple[int, ...],
+        wanted: Sequence[int],
+        facts: tuple[str, ...] | None,
+    ) -> frontend_select.NextTokens:
+        memory = None if self.memory is None else {**self.memory, "insert_at": len(head), **given(facts=facts)}
         data = {
             "input_ids": [*head, *prompt],
             "sampling_params": {"max_new_tokens": 1, "temperature": 0},
             "return_logprob": True,
             "token_ids_logprob": list(wanted),
         }
-        reply = self._post(self._marked(data, memory, self._session_of(s), query=_question(s)))
-        [step] = reply["meta_info"]["output_token_ids_logprobs"]
-        return {token: logprob for logprob, token, _ in step}
+        body = self._marked(data, memory, self._session_of(s), query=_question(s), if_version=version)
+        meta = self._post(body)["meta_info"]
+        [step] = meta["output_token_ids_logprobs"]
+        served = (meta.get("memory") or {}).get("facts") or ()
+        return frontend_select.NextTokens(
+            {token: logprob for logprob, token, _ in step}, tuple(fact["id"] for fact in served)
+        )
 
     def _prompt_logprobs(
         self, head: tuple[int, ...], whole: Sequence[tuple[int, ...]], start: int
@@ -207,7 +251,8 @@ class StatefulEndpoint(RuntimeEndpoint):
 class ProgramSession:
     """The session in front of a program: see ``session``.
 
-    Each call waits first for what the program has asked before it, so that the order of its lines holds.
+    Each call waits first for what the program has asked before it, so that the order of its lines holds. Where that
+    has failed, its error is raised, and the session stays as it is.
     """
 
     def __init__(self, state: ProgramState, handle: Session) -> None:
@@ -216,17 +261,17 @@ class ProgramSession:
 
     def append(self, messages: Messages | None = None, **options: Any) -> Appended:
         """Add data at the session's end, as the client's ``Session.append``; later questions of the program see it."""
-        self._state.sync()
+        arrive(self._state.stream_executor)
         return self.handle.append(messages, **options)
 
     def query(self, messages: Messages | None = None, *, name: str | None = None, **options: Any) -> Answer:
         """Ask as the client's ``Session.query``; with ``name``, ``s[name]`` is the answer's text."""
-        self._state.sync()
+        arrive(self._state.stream_executor)
         return self._named(name, self.handle.query(messages, **options))
 
     def turn(self, messages: Messages | None = None, *, name: str | None = None, **options: Any) -> Answer:
         """Ask, and make question and answer a part of the session, as the client's ``Session.turn``."""
-        self._state.sync()
+        arrive(self._state.stream_executor)
         return self._named(name, self.handle.turn(messages, **options))
 
     def _named(self, name: str | None, answer: Answer) -> Answer:
@@ -267,7 +312,7 @@ def session(s: ProgramState, bind: str | Session | None = None) -> ProgramSessio
     if not isinstance(endpoint, StatefulEndpoint):
         raise InvalidCall(f"the program runs on a {type(endpoint).__name__}, which has no sessions")
     if bind is not None:
-        s.sync()
+        arrive(executor)
         executor.variables[_BOUND] = endpoint.client.sessions.get(bind) if isinstance(bind, str) else bind
     handle = endpoint._session_of(executor)
     if handle is None:

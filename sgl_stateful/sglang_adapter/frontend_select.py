@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 from sglang.lang.choices import ChoicesDecision, ChoicesSamplingMethod
 
@@ -14,8 +14,21 @@ from sgl_stateful.client import InvalidCall
 _MAX_AT_ONCE = 8
 
 TokenIds = tuple[int, ...]
+FactIds = tuple[str, ...]
 # Log probabilities of the tokens of each sequence from a position on, given those before them.
 Score = Callable[[Sequence[TokenIds], int], list[list[float]]]
+
+
+class NextTokens(NamedTuple):
+    """What one query says of the token after its prompt."""
+
+    logprobs: Mapping[int, float]
+    facts: FactIds
+    """Those that stood in the prompt, in their order."""
+
+
+class PromptChanged(Exception):
+    """The queries of one decision were not about the same prompt, so that their scores cannot be compared."""
 
 
 def select(
@@ -40,13 +53,17 @@ def select(
     Raises
     ------
     InvalidCall
-        There is nothing to ask about, since ``text`` is empty; or a choice is.
+        There is nothing to ask about, since ``text`` is empty; or a choice is, or adds no token that can be scored.
+    PromptChanged
     """
     base = tokenize(text)
     if not base or not all(choices):
         raise InvalidCall("select needs some text before the choices, and no choice may be empty")
     whole = [tokenize(text + choice) for choice in choices]
     start = max(1, min(_common(base, ids) for ids in whole))
+    for choice, ids in zip(choices, whole, strict=True):
+        if len(ids) <= start:
+            raise InvalidCall(f"the choice {choice!r} adds no token to the text, so that there is nothing to score")
     scores = score(whole, start)
     decision: ChoicesDecision = method(
         choices=list(choices),
@@ -63,18 +80,31 @@ def select(
     return decision
 
 
-def by_next_tokens(next_logprobs: Callable[[TokenIds, Sequence[int]], Mapping[int, float]]) -> Score:
-    """Score by one next token at a time, asking once for every distinct beginning."""
+def by_next_tokens(ask: Callable[[TokenIds, Sequence[int], FactIds | None], NextTokens]) -> Score:
+    """Score by one next token at a time, asking once for every distinct beginning.
+
+    Parameters
+    ----------
+    ask
+        Of a prompt and of which tokens behind it; with which facts, or with those that are found for None.
+    """
 
     def score(whole: Sequence[TokenIds], start: int) -> list[list[float]]:
         wanted: dict[TokenIds, set[int]] = defaultdict(set)
         for ids in whole:
             for end in range(start, len(ids)):
                 wanted[ids[:end]].add(ids[end])
-        with ThreadPoolExecutor(min(_MAX_AT_ONCE, len(wanted))) as threads:
-            replies = threads.map(lambda prompt: next_logprobs(prompt, sorted(wanted[prompt])), wanted)
-            found = dict(zip(wanted, replies, strict=True))
-        return [[found[ids[:end]][ids[end]] for end in range(start, len(ids))] for ids in whole]
+        # The longest finds the facts for all: what fits beside it fits beside each.
+        first, *others = sorted(wanted, key=len, reverse=True)
+        found = {first: ask(first, sorted(wanted[first]), None)}
+        facts = found[first].facts
+        if others:
+            with ThreadPoolExecutor(min(_MAX_AT_ONCE, len(others))) as threads:
+                replies = threads.map(lambda prompt: ask(prompt, sorted(wanted[prompt]), facts), others)
+                found |= zip(others, replies, strict=True)
+        if any(reply.facts != facts for reply in found.values()):
+            raise PromptChanged("facts that stood in the prompt have changed")
+        return [[found[ids[:end]].logprobs[ids[end]] for end in range(start, len(ids))] for ids in whole]
 
     return score
 
