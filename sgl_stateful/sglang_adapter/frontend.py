@@ -27,7 +27,7 @@ MEMORY_HERE = "{{memory}}"
 
 _BOUND = "sgl_stateful.session"  # variable of a program, and of its forks: the session that it is bound to
 _FORWARDED = ("return_logprob", "logprob_start_len", "top_logprobs_num", "return_text_in_logprobs")
-_SELECT_REPEATS = 4  # of a decision whose session or facts change under it
+_SELECT_TRIES = 4  # of a decision whose session or facts change under it
 _PREFILL: Mapping[str, Any] = {"sampling_params": {"max_new_tokens": 0}}
 
 
@@ -119,7 +119,7 @@ class StatefulEndpoint(RuntimeEndpoint):
         ClientError
             A request was refused; or session or facts have changed at every try.
         """
-        for _ in range(_SELECT_REPEATS):
+        for _ in range(_SELECT_TRIES):
             try:
                 return self._select(s, choices, choices_method)
             except SessionVersionConflict as error:
