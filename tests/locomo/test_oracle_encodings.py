@@ -165,6 +165,12 @@ def test_rungs_by_hand() -> None:
     assert rungs_of("ladder:0+4+32") == ((0, "window:0"), (1, "anchor:4"), (12, "anchor:32"))
 
 
+@pytest.mark.parametrize("name", ["", "ladder:", "ladder:4+0", "ladder:0+0", "ladder:0+x", "anchor:0", "window:-1"])
+def test_what_is_no_policy_is_refused(name: str) -> None:
+    with pytest.raises(OracleError, match="no policy"):
+        rungs_of(name)
+
+
 def test_cases_cover_everything_with_the_same_facts_at_both_places() -> None:
     cases = cases_of(["window:0", "anchor:4"], ["system", "tail"], [1, 5], lengths=[6, 9], seed=1)
     assert len({(case.policy, case.placement, case.k) for case in cases}) == len(cases) == 8

@@ -22,6 +22,7 @@ from memstore import KVBlobs, MemStoreError
 from .cases import DEFAULT_KS, DEFAULT_PLACEMENTS, DEFAULT_POLICIES, Case, cases_of, conversations_path
 from .reference import ReferenceModel
 from .run import CaseRunner, Row
+from .rungs import rungs_of
 from .serving import Placement
 from .table import failures, record_of, table_of
 
@@ -89,7 +90,12 @@ def _run(console: Console, runner: CaseRunner, cases: list[Case], *, control_pol
 
 
 def _names(policies: str) -> list[str]:
-    return list(dict.fromkeys(name.strip() for name in policies.split(",") if name.strip()))
+    names = list(dict.fromkeys(name.strip() for name in policies.split(",") if name.strip()))
+    if not names:
+        raise OracleError(f"--policies {policies!r} names no policy")
+    for name in names:
+        rungs_of(name)
+    return names
 
 
 def _numbers(k: str) -> list[int]:

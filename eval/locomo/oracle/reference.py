@@ -28,7 +28,9 @@ class ReferenceModel:
 
     def __init__(self, directory: Path) -> None:
         from transformers import AutoModelForCausalLM
+        from transformers.utils import logging
 
+        logging.disable_progress_bar()  # its own, over the loading of weights
         try:
             model: Any = AutoModelForCausalLM.from_pretrained(
                 directory, dtype=torch.float32, attn_implementation="eager", local_files_only=True

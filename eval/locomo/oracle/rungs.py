@@ -7,8 +7,14 @@ says is found out.
 from __future__ import annotations
 
 import math
+import re
 from itertools import pairwise
 from typing import NamedTuple
+
+from locomo.errors import OracleError
+
+_PLAIN = re.compile(r"window:[0-9]+|anchor:0*[1-9][0-9]*")
+_LADDER = re.compile(r"ladder:[0-9]+([+][0-9]+)*")
 
 
 class Rung(NamedTuple):
@@ -23,11 +29,17 @@ def rungs_of(name: str) -> tuple[Rung, ...]:
 
     A list of length `b` begins at rank ``ceil(sqrt(a b))`` behind one of length `a`, and at 1 behind the bare header,
     which is ``window:0``.
+
+    Raises
+    ------
+    OracleError
+        No policy that a server has.
     """
-    kind, _, rest = name.partition(":")
-    if kind != "ladder":
+    if _PLAIN.fullmatch(name):
         return (Rung(0, name),)
-    lengths = [int(part) for part in rest.split("+")]
+    lengths = [int(part) for part in name.removeprefix("ladder:").split("+")] if _LADDER.fullmatch(name) else []
+    if not lengths or any(a >= b for a, b in pairwise(lengths)):
+        raise OracleError(f"no policy {name!r}: use 'anchor:N', 'window:W', or 'ladder:N+N+...' with ascending numbers")
     firsts = [0, *(math.ceil(math.sqrt(a * b)) if a else 1 for a, b in pairwise(lengths))]
     return tuple(Rung(first, f"anchor:{n}" if n else "window:0") for first, n in zip(firsts, lengths, strict=True))
 
