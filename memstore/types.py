@@ -94,7 +94,7 @@ class SearchHit(NamedTuple):
 
     fact: Fact
     score: float
-    """In [-1, 1]: cosine similarity, BM25 x as x / (1 + x), or the sum of reciprocal ranks, as the search asked for."""
+    """In [-1, 1]: cosine similarity, BM25 x as x / (1 + x), or a weighted sum of both, as the search asked for."""
 
 
 class Addition(NamedTuple):

@@ -37,7 +37,7 @@ class SearchMode(StrEnum):
     VECTOR = "vector"
     KEYWORD = "keyword"
     HYBRID = "hybrid"
-    """Both, fused by reciprocal rank."""
+    """Both, by a weighted sum of their scores."""
 
 
 class OwnerView:
@@ -114,12 +114,12 @@ class OwnerView:
         if mode is SearchMode.VECTOR:
             return self._vectors.search(vector, k, allowed=allowed)
         depth = max(k, _FUSION_DEPTH)
-        rankings = [
-            self._vectors.search(vector, depth, allowed=allowed),
-            self._keyword_index().search(text, depth, allowed=allowed),
-        ]
-        fused = fuse([[neighbour.seq for neighbour in ranking] for ranking in rankings], k)
-        return [Neighbour(seq, score) for seq, score in fused]
+        nearest = self._vectors.search(vector, depth, allowed=allowed)
+        worded = self._keyword_index().search(text, depth, allowed=allowed)
+        lacking = {neighbour.seq for neighbour in worded}.difference(neighbour.seq for neighbour in nearest)
+        if lacking:
+            nearest += self._vectors.search(vector, len(lacking), allowed=np.array(sorted(lacking)))
+        return fuse(nearest, worded, k)
 
     def nearest(self, vectors: Vectors, k: int) -> list[list[Neighbour]]:
         """Return, for each of `vectors` `[n, dimension]`, the min(k, count) nearest facts."""

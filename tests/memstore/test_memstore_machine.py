@@ -468,11 +468,11 @@ class Machine(RuleBasedStateMachine):
         where, passes = chosen or (None, lambda fact: True)
         passing = {fact.seq for fact in self.current(owner) if passes(fact)}
         if mode == "hybrid":
-            scores = dict.fromkeys(passing, 0.0)
-            for part in ("vector", "keyword"):
-                hits = self.stores[not who].search(owner, query, k=100, where=where, mode=part)
-                for rank, hit in enumerate(hits, start=1):
-                    scores[hit.fact.seq] += 1 / (60 + rank)
+            # No owner here has more facts than the fusion looks at.
+            words = {seq: score / (1 - score) for seq, score in self.bm25(owner, query).items() if seq in passing}
+            norm = max([1.0, *words.values()])
+            cosines = self.cosines(owner, query)
+            scores = {seq: 0.8 * cosines[seq] + 0.2 * words.get(seq, 0.0) / norm for seq in passing}
         else:
             scores = self.cosines(owner, query) if mode == "vector" else self.bm25(owner, query)
             scores = {seq: score for seq, score in scores.items() if seq in passing}
