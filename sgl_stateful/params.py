@@ -66,6 +66,11 @@ class MemoryParams(BaseModel):
     policy: str | None = None
     insert_at: int = Field(0, ge=0, strict=True)
 
+    @property
+    def needs_query(self) -> bool:
+        """Whether there is something to search for, and nothing here says what."""
+        return self.query is None and self.facts is None and self.k > 0 and self.mode != "off"
+
 
 def parse_memory_params(custom_params: Mapping[str, Any] | None) -> MemoryParams | None:
     """Read a request's memory parameters; None where it asks for none.

@@ -20,9 +20,12 @@ from locomo.dataset import Category, demo_conversation_path, load
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = {
     ".ci/run": "bash",
+    "scripts/bench_encode": "bash",
     "scripts/bench_memstore": "bash",
     "scripts/bench_sessions": "bash",
     "scripts/bench_splice": "python",
+    "scripts/bench_throughput": "bash",
+    "scripts/bench_ttft": "bash",
     "scripts/check": "bash",
     "scripts/demo": "bash",
     "scripts/get_models": "bash",

@@ -87,7 +87,7 @@ async def _prepare_one(
     service: MemoryService, tokenizer: Any, params: MemoryParams, text: Any, ids: Any, sampling: dict[str, Any]
 ) -> Prepared:
     if ids is not None:
-        if params.query is None and params.k > 0 and params.mode != "off":
+        if params.needs_query:
             raise BadMemoryRequest("custom_params.memory.query is needed with input_ids")
         if params.insert_at > len(ids):
             raise BadMemoryRequest(f"custom_params.memory.insert_at is {params.insert_at} of {len(ids)} tokens")

@@ -89,7 +89,7 @@ def _ids_with_place(sessions: SessionService, plain: Asked, content: Content, me
     question = sessions.renderer.question(content, is_first=plain.is_first)
     if memory.insert_at > len(question):
         raise BadSessionRequest(f"memory.insert_at is {memory.insert_at} of {len(question)} tokens")
-    if memory.query is None and memory.k > 0 and memory.mode != "off":
+    if memory.needs_query:
         raise BadSessionRequest("memory.query is needed with input_ids")
     return replace(plain, head=question[: memory.insert_at], tail=question[memory.insert_at :])
 

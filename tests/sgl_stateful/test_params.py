@@ -15,6 +15,7 @@ def test_defaults() -> None:
     params = parse(owner="ana")
     assert params.model_dump() == {
         "owner": "ana",
+        "facts": None,
         "k": 10,
         "mode": "splice",
         "placement": "tail",
@@ -115,3 +116,25 @@ def test_custom_params_that_are_no_object_are_left_to_sglang(custom_params: Any)
 def test_the_servers_own_key_is_refused(value: Any, memory: dict[str, Any]) -> None:
     with pytest.raises(ForgedDirective, match=f"custom_params.{DIRECTIVE_KEY} is reserved"):
         parse_memory_params({DIRECTIVE_KEY: value, **memory})
+
+
+@pytest.mark.parametrize(
+    ("fields", "needed"),
+    [
+        ({}, True),
+        ({"query": "kayaks"}, False),
+        ({"facts": ["one"]}, False),
+        ({"facts": []}, False),
+        ({"k": 0}, False),
+        ({"mode": "off"}, False),
+        ({"mode": "text"}, True),
+    ],
+)
+def test_a_query_is_needed_where_something_is_searched_for(fields: dict[str, Any], needed: bool) -> None:
+    assert parse(owner="ana", **fields).needs_query is needed
+
+
+def test_no_more_facts_are_named_than_one_may_ask_for() -> None:
+    assert len(parse(owner="ana", facts=["x"] * 1000).facts) == 1000
+    with pytest.raises(BadMemoryRequest, match="facts"):
+        parse(owner="ana", facts=["x"] * 1001)

@@ -75,8 +75,7 @@ class StatefulServer:
             facts = [_fact(unit, conversation.sample_id) for unit in part]
             added = self._json("POST", "/v1/memory/facts", json={"owner": self.owner, "facts": facts})["facts"]
             self._fact_ids |= {unit.id: fact["id"] for unit, fact in zip(part, added, strict=True)}
-        # Two units of the same words are one fact, and either of them says what the other does.
-        self._unit_ids = {fact: unit for unit, fact in reversed(self._fact_ids.items())}
+        self._unit_ids = {fact: unit for unit, fact in self._fact_ids.items()}
         self._wait_for_kv(on_progress)
 
     def retrieve(self, question: str, k: int) -> list[str]:
@@ -203,5 +202,6 @@ def _fact(unit: Unit, stream: str) -> dict[str, Any]:
         "speaker": unit.speaker,
         "time": unit.date_time or None,
         "stream": stream,
+        # Keeps two units of the same words apart, which the store would otherwise take for one fact.
         "metadata": {"unit": unit.id},
     }

@@ -8,14 +8,14 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from locomo.dataset import Conversation, file_sha256, load
-from locomo.errors import LocomoError
+from locomo.errors import LocomoError, ScoringError
 from locomo.retrieval.cache import CachedEmbedder
 from locomo.retrieval.index import UnitIndex
 from locomo.retrieval.latency import measure_latency
@@ -24,8 +24,8 @@ from locomo.retrieval.reference import PUBLISHED_SHA256, points_off
 from locomo.retrieval.results import Row, outcome_rows, outcome_table, reference_rows
 from locomo.retrieval.units import UnitKind, UnitText, covers_of, units_of
 from locomo.retrieval.variants import FUSION_WEIGHTS, HYBRID, REFERENCE, fusion_name, variants
-from locomo.scoring.recall import DEFAULT_KS, repaired_table, strict_table
-from memstore import SentenceTransformerEmbedder
+from locomo.scoring.recall import DEFAULT_KS, repaired_recall, repaired_table, strict_table
+from memstore import MemStoreError, SentenceTransformerEmbedder
 from memstore.embedding import Embedder
 
 Track = Callable[[str, int], Callable[[int], None]]
@@ -47,6 +47,8 @@ def retrieval(
 ) -> None:
     """Measure recall of evidence for turns and observations; print one table."""
     console = Console()
+    if json_out is not None and not json_out.absolute().parent.is_dir():
+        _fail(f"there is no directory {json_out.absolute().parent} to write {json_out.name} into")
     try:
         conversations, digest = load(data), file_sha256(data)
         with CachedEmbedder(SentenceTransformerEmbedder(threads=1), cache) as embedder, _tracking() as track:
@@ -65,9 +67,8 @@ def retrieval(
                     save=embedder.save,
                 )
             ]
-    except LocomoError as error:
-        print(f"retrieval: {error}", file=sys.stderr)
-        raise typer.Exit(1) from error
+    except (LocomoError, MemStoreError) as error:
+        _fail(str(error))
     # No narrower than its longest line, where it goes to a file too.
     Console(width=max(console.width, _TABLE_WIDTH)).print(outcome_table([row for row in rows if "variant" in row]))
     figures = bars(rows)
@@ -76,7 +77,10 @@ def retrieval(
         console.print(f"greatest distance from the reference: {figures['points_off_the_reference']:.2f} points")
     if json_out is not None:
         config = {"text": text.value, "captions": captions, "data_sha256": digest, "embedder": embedder.fingerprint}
-        json_out.write_text(json.dumps({"bars": figures, "config": config, "rows": rows}, indent=1) + "\n")
+        try:
+            json_out.write_text(json.dumps({"bars": figures, "config": config, "rows": rows}, indent=1) + "\n")
+        except OSError as error:
+            _fail(f"the figures cannot be written: {error}")
         console.print(f"figures written to {json_out}")
 
 
@@ -97,7 +101,12 @@ def measure_units(
     Parameters
     ----------
     save
-        Called when every unit has been embedded, and at the end.
+        Called when every unit has been embedded, and when every question has.
+
+    Raises
+    ------
+    ScoringError
+        No question counts: none of ids 1 to 4 has evidence.
     """
     # What has no visible character is no fact.
     units = {
@@ -106,6 +115,8 @@ def measure_units(
         ]
         for conversation in conversations
     }
+    if not any(repaired_recall(q, ()) for conversation in conversations for q in conversation.questions):
+        raise ScoringError("no question of ids 1 to 4 has evidence: there is nothing to recall")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="locomo-retrieval-")))
         index = stack.enter_context(UnitIndex(folder, embedder))
@@ -137,13 +148,18 @@ def measure_units(
 
 
 def bars(rows: list[Row]) -> dict[str, float]:
-    """The figure of merit: all-evidence recall at 10 over observations, by the search that both indexes share."""
+    """The figure of merit: all-evidence recall at 10 over observations, by hybrid search, and by vector alone."""
     [row] = [row for row in rows if row.get("variant") == HYBRID and row["units"] == BAR_UNITS.value]
     [plain] = [row for row in rows if row.get("variant") == REFERENCE and row["units"] == BAR_UNITS.value]
     return {
         "recall_all_at_10": row["recall"]["all"][str(_K)],
         "recall_all_at_10_reference": plain["recall"]["all"][str(_K)],
     }
+
+
+def _fail(message: str) -> NoReturn:
+    print(f"retrieval: {message}", file=sys.stderr)
+    raise typer.Exit(1)
 
 
 @contextmanager

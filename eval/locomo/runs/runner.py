@@ -143,6 +143,8 @@ class Runner:
                 # A prompt that one arm cannot serve (too long, say) is that arm's figure; a dead server ends the run.
                 self._system.describe()
                 errors[arm.name] = str(error)
+        if len(errors) == sum(bool(given.units) for given in served.values()) > 1:
+            raise ServerFailed(f"every arm with facts failed; the last: {errors[next(reversed(errors))]}")
         arms = {arm.name: self._entry(arm, served, answers, scores, errors, retrieve_ms) for arm in self._arms}
         return {
             "sample_id": question.sample_id,
