@@ -32,6 +32,7 @@ def test_defaults() -> None:
 def test_every_field_is_read() -> None:
     given: dict[str, Any] = {
         "owner": "ana",
+        "facts": ("one", "two"),
         "k": 0,
         "mode": "off",
         "placement": "system",
