@@ -4,18 +4,22 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from bigrams import BigramEmbedder
 
-from locomo.dataset import demo_conversation_path, file_sha256, load
+from locomo.dataset import Category, Conversation, demo_conversation_path, file_sha256, load
+from locomo.errors import ScoringError
 from locomo.retrieval.cache import CachedEmbedder
 from locomo.retrieval.command import measure_units
 from locomo.retrieval.reference import PUBLISHED_SHA256, points_off
 from locomo.retrieval.units import UnitKind, UnitText
 from memstore import SentenceTransformerEmbedder
+from memstore.embedding import Embedder
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 LOCOMO_DATA = Path(os.environ.get("LOCOMO_DATA", REPOSITORY.parent / "shared/data/locomo10.json"))
@@ -29,6 +33,19 @@ def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         check=False,
+    )
+
+
+def measured(conversations: list[Conversation], kind: UnitKind, embedder: Embedder) -> list[dict[str, Any]]:
+    return measure_units(
+        conversations,
+        kind,
+        embedder=embedder,
+        text=UnitText.DATED,
+        captions=False,
+        timed=0,
+        rounds=1,
+        track=lambda title, total: lambda steps: None,
     )
 
 
@@ -57,11 +74,21 @@ def test_the_demo_conversation_from_the_command_line(tmp_path: Path) -> None:
     assert not [text for text in (turn.utterance for turn in conversation.turns) if len(text) > 20 and text in said]
 
 
-def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
-    done = run("--data", tmp_path / "absent.json", "--cache", tmp_path)
-    assert done.returncode == 1
-    assert done.stderr.startswith("retrieval: no LoCoMo file at ")
-    assert len(done.stderr.splitlines()) == 1
+def test_what_cannot_be_read_or_written_is_one_line(tmp_path: Path) -> None:
+    absent = run("--data", tmp_path / "absent.json", "--cache", tmp_path)
+    homeless = run("--data", demo_conversation_path(), "--cache", tmp_path, "--json", tmp_path / "absent" / "out.json")
+    for done, said in ((absent, "no LoCoMo file at "), (homeless, "there is no directory ")):
+        assert done.returncode == 1
+        assert done.stderr.startswith(f"retrieval: {said}")
+        assert len(done.stderr.splitlines()) == 1
+
+
+def test_questions_without_evidence_have_no_recall() -> None:
+    [conversation] = load(demo_conversation_path())
+    adversarial = [question for question in conversation.questions if question.category is Category.ADVERSARIAL]
+    assert adversarial
+    with pytest.raises(ScoringError, match="nothing to recall"):
+        measured([replace(conversation, questions=tuple(adversarial))], UnitKind.TURNS, BigramEmbedder())
 
 
 def test_the_distance_from_the_reference_is_the_greatest() -> None:
@@ -80,15 +107,6 @@ def test_the_distance_from_the_reference_is_the_greatest() -> None:
 def test_the_reference_is_met_on_the_published_file(kind: UnitKind, tmp_path: Path) -> None:
     assert file_sha256(LOCOMO_DATA) == PUBLISHED_SHA256
     torch.set_num_threads(1)
-    rows = measure_units(
-        load(LOCOMO_DATA),
-        kind,
-        embedder=CachedEmbedder(SentenceTransformerEmbedder(), tmp_path),
-        text=UnitText.DATED,
-        captions=False,
-        timed=0,
-        rounds=1,
-        track=lambda title, total: lambda steps: None,
-    )
+    rows = measured(load(LOCOMO_DATA), kind, CachedEmbedder(SentenceTransformerEmbedder(), tmp_path))
     assert {row["n"] for row in rows if row.get("evidence") == "repaired"} == {1536}
     assert points_off(rows) <= 0.3
