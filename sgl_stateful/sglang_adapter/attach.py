@@ -14,17 +14,10 @@ from sgl_stateful.splice import FactArena
 
 from .control import StatefulControlReqInput, StatefulScheduler
 from .fact_kv import FactKV
+from .fingerprint import computation, kv_fingerprint, model_digest, model_directory, weights_digest
 from .kv_pool import find_kv_pool
 from .prefix_cache import StatefulRadixCache
-from .selfcheck import (
-    check_flags,
-    check_hooks,
-    check_pool,
-    check_scheduling,
-    check_sglang_version,
-    kv_fingerprint,
-    model_digest,
-)
+from .selfcheck import check_flags, check_hooks, check_pool, check_scheduling, check_sglang_version
 from .session_kv import SessionKV
 
 logger = logging.getLogger(__name__)
@@ -49,19 +42,27 @@ def create_stateful_cache(ctx: TreeCacheBuildContext) -> StatefulRadixCache:
     pool = find_kv_pool(kv_cache, runner.model, getattr(runner, "forward_stream", None))
     cache = create_unified_radix_cache(ctx, cache_class=StatefulRadixCache)
     assert isinstance(cache, StatefulRadixCache), type(cache)
-    fingerprint = kv_fingerprint(
-        {
-            "model": model_digest(ctx.server_args.model_path),
-            "rope": pool.rope.digest(),
-            "dtype": str(pool.dtype),
-            "num_layers": pool.num_layers,
-            "num_kv_heads": pool.num_kv_heads,
-            "head_dim": pool.head_dim,
-            "tp_size": ctx.tp_size,
-        }
+    config = runner.model_config
+    model_files = model_directory(
+        config.model_path, revision=config.revision, download_dir=ctx.server_args.download_dir
     )
+    layout = {
+        "rope": pool.rope.digest(),
+        "dtype": str(pool.dtype),
+        "num_layers": pool.num_layers,
+        "num_kv_heads": pool.num_kv_heads,
+        "head_dim": pool.head_dim,
+        "tp_size": ctx.tp_size,
+    }
+    model = model_digest(model_files)
+    computed = computation(ctx.server_args, config)
+    weights = weights_digest(model_files)
+    fingerprint = kv_fingerprint({"model": model, "weights": weights, "computed": computed, **layout})
     description: dict[str, Any] = {
         "fingerprint": fingerprint,
+        "model": model,
+        # Of earlier releases, which named sessions' models by it.
+        "former_fingerprint": kv_fingerprint({"model": model_digest(ctx.server_args.model_path), **layout}),
         "dtype": str(pool.dtype).removeprefix("torch."),
         "num_layers": pool.num_layers,
         "num_kv_heads": pool.num_kv_heads,

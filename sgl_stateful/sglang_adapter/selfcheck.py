@@ -5,13 +5,10 @@ SGLang swallows exceptions of plugins and hooks, so each hook is looked for here
 
 from __future__ import annotations
 
-import hashlib
 import inspect
-import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import sglang
@@ -172,31 +169,3 @@ def check_pool(kv_cache: Any, *, is_hybrid_swa: bool, is_hybrid_ssm: bool) -> No
     layout = tuple(kv_cache.get_key_buffer(0).shape[1:])
     if layout != (kv_cache.head_num, kv_cache.head_dim):
         raise IncompatibleServer(f"KV layout {layout} is not [slot, head, dim]; unset SGLANG_USE_HND_KVCACHE")
-
-
-def model_digest(model_path: str) -> str:
-    """Digest of a model directory: configuration bytes, and name, size and both ends of each weight file.
-
-    A path that is not a directory (a hub id that SGLang resolves itself) is digested by its name.
-    """
-    digest = hashlib.blake2b(digest_size=16)
-    root = Path(model_path)
-    if not root.is_dir():
-        digest.update(model_path.encode())
-        return digest.hexdigest()
-    for path in sorted(root.iterdir()):
-        if path.suffix == ".json":
-            digest.update(path.name.encode() + path.read_bytes())
-        elif path.suffix in {".safetensors", ".bin", ".gguf"}:
-            size = path.stat().st_size
-            with path.open("rb") as file:
-                ends = file.read(1 << 16)
-                file.seek(max(size - (1 << 16), 0))
-                ends += file.read()
-            digest.update(f"{path.name}:{size}".encode() + ends)
-    return digest.hexdigest()
-
-
-def kv_fingerprint(parts: dict[str, Any]) -> str:
-    """Digest of everything that must be equal for KV to be exchangeable."""
-    return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=16).hexdigest()

@@ -1,83 +1,10 @@
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from sgl_stateful.errors import IncompatibleServer
-from sgl_stateful.sglang_adapter.selfcheck import check_flags, kv_fingerprint, model_digest
-
-KIB = 1 << 10
-WEIGHTS = "model.safetensors"
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    (tmp_path / "config.json").write_text('{"layers": 2}')
-    (tmp_path / WEIGHTS).write_bytes(bytes(200 * KIB))
-    (tmp_path / "README.md").write_text("words")
-    return tmp_path
-
-
-def poke(path: Path, at: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[at] ^= 1
-    path.write_bytes(bytes(data))
-
-
-@pytest.mark.parametrize("at", [0, 64 * KIB - 1, 136 * KIB, -1])
-def test_the_ends_of_a_weight_file_count(model: Path, at: int) -> None:
-    before = model_digest(str(model))
-    poke(model / WEIGHTS, at)
-    assert model_digest(str(model)) != before
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda model: (model / WEIGHTS).write_bytes(bytes(200 * KIB + 1)),
-        lambda model: (model / WEIGHTS).write_bytes(b""),
-        lambda model: (model / WEIGHTS).rename(model / "other.safetensors"),
-        lambda model: (model / WEIGHTS).unlink(),
-        lambda model: (model / "more.bin").write_bytes(b"1"),
-        lambda model: (model / "config.json").write_text('{"layers": 3}'),
-        lambda model: (model / "tokenizer.json").write_text("{}"),
-    ],
-    ids=["longer", "empty", "renamed", "gone", "one more", "configuration", "tokenizer"],
-)
-def test_a_model_that_changed_has_another_digest(model: Path, change: Any) -> None:
-    before = model_digest(str(model))
-    change(model)
-    assert model_digest(str(model)) != before
-
-
-def test_what_does_not_matter_does_not_count(model: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    before = model_digest(str(model))
-    (model / "README.md").write_text("other words")
-    poke(model / WEIGHTS, 100 * KIB)  # the middle of a large file is not read: documented
-    assert model_digest(str(model)) == before
-    twin = tmp_path_factory.mktemp("twin")
-    for path in model.iterdir():
-        (twin / path.name).write_bytes(path.read_bytes())
-    assert model_digest(str(twin)) == before, "wherever it lies"
-
-
-@pytest.mark.parametrize("size", [1, 64 * KIB, 100 * KIB])
-def test_every_byte_of_a_small_weight_file_counts(model: Path, size: int) -> None:
-    (model / WEIGHTS).write_bytes(bytes(size))
-    before = model_digest(str(model))
-    poke(model / WEIGHTS, size // 2)
-    assert model_digest(str(model)) != before
-
-
-def test_a_hub_id_is_its_name() -> None:
-    assert model_digest("owner/model") == model_digest("owner/model") != model_digest("owner/model2")
-
-
-def test_a_fingerprint_depends_on_every_part_and_on_no_order() -> None:
-    parts = {"model": "m", "layers": 2, "dtype": "bfloat16"}
-    assert kv_fingerprint(parts) == kv_fingerprint(dict(reversed(parts.items())))
-    assert len({kv_fingerprint(parts), *(kv_fingerprint(parts | {name: "other"}) for name in parts)}) == 4
+from sgl_stateful.sglang_adapter.selfcheck import check_flags
 
 
 def flags(**changed: Any) -> SimpleNamespace:
