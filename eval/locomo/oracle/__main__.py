@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, NoReturn, cast, get_args
@@ -48,12 +48,12 @@ def main(
     console = Console()
     if threads is not None:
         torch.set_num_threads(threads)
+    rows: list[Row] = []
     try:
         conversations = load(data or conversations_path())
         names, ks = _names(policies), _numbers(k)
         lengths = [len(conversation.turns) for conversation in conversations]
         cases = cases_of(names, _placements(placements), ks, lengths=lengths, seed=seed)
-        options = {"steps": steps, "top": top, "seed": seed, "policies": names}
         with ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="locomo-oracle-")))
             console.print(f"starting the server (log: {folder / 'server.log'}) ...")
@@ -67,12 +67,17 @@ def main(
             for conversation in conversations:
                 with _progress(console, f"encoding {len(conversation.turns)} turns") as update:
                     runner.add(conversation, on_progress=update)
-            rows = _run(console, runner, cases, control_policy=names[0])
             described = runner.model_description()
+            # One number of facts is enough to show, of every policy and placement, that the check can fail.
+            _run(console, runner, cases, rows, control_k=ks[len(ks) // 2])
     except (LocomoError, MemStoreError) as error:
         _fail(str(error))
-    console.print(table_of(rows))
+    finally:
+        # Also where the server died on the way, or the user had seen enough.
+        if rows:
+            console.print(table_of(rows))
     if json_out is not None:
+        options = {"steps": steps, "top": top, "seed": seed, "policies": names}
         record = record_of(rows, tolerance=tolerance, model=described, options=options)
         json_out.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
     if wrong := failures(rows, tolerance):
@@ -80,13 +85,11 @@ def main(
     console.print(f"every difference is at most {tolerance:g}")
 
 
-def _run(console: Console, runner: CaseRunner, cases: list[Case], *, control_policy: str) -> list[Row]:
-    rows = []
+def _run(console: Console, runner: CaseRunner, cases: Sequence[Case], rows: list[Row], *, control_k: int) -> None:
     with _progress(console, "comparing with the reference") as update:
         for case in cases:
-            rows.append(runner.run(case, with_control=case.policy == control_policy))
+            rows.append(runner.run(case, with_control=case.k == control_k))
             update(len(rows), len(cases))
-    return rows
 
 
 def _names(policies: str) -> list[str]:
