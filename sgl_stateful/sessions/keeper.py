@@ -9,14 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from typing import Literal, NamedTuple, TypeVar
 
-from memstore import OwnerId, SessionGone, SessionMoved
+from memstore import SessionGone, SessionMoved, StoreUnreachable
 from memstore.session_log import SessionHeader, SessionId, SessionLog
 from sgl_stateful.engine_port import EnginePort
 from sgl_stateful.errors import (
@@ -28,8 +27,10 @@ from sgl_stateful.errors import (
 )
 
 from .cancellation import to_its_end
+from .endings import Endings
 from .hold import Hold
 from .metrics import SessionMetrics
+from .owner_salts import OwnerSalts
 from .pins import EnginePins
 from .session import Change, Session
 from .snapshotting import SessionSnapshots
@@ -60,6 +61,8 @@ class SessionKeeper:
         The cache salt of an owner; may ask a store, and is called on ``threads``.
     model
         Fingerprint of the model and tokenizer.
+    former_models
+        What earlier releases called the same ones.
     """
 
     def __init__(
@@ -72,6 +75,7 @@ class SessionKeeper:
         threads: Executor,
         metrics: SessionMetrics,
         model: str,
+        former_models: Collection[str] = (),
         snapshots: SessionSnapshots | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -79,20 +83,20 @@ class SessionKeeper:
         self.log = log
         self.metrics = metrics
         self.model = model
+        self._models = {model, *former_models}
         self.snapshots = snapshots or SessionSnapshots(None, engine, metrics)
         self.clock = clock
         self.pins = EnginePins(engine, metrics)
+        self.endings = Endings(log=log, pins=self.pins, snapshots=self.snapshots, in_thread=self.in_thread)
         self.uses: dict[SessionId, set[Use]] = {}
         self._engine = engine
         self._threads = threads
-        self._salt_of = salt
-        self._salts: dict[str, str] = {}
-        self._weights = ""
+        self._weights = self.snapshots.weights
+        self._salts = OwnerSalts(salt, self._weights, self.in_thread)
+        self.salt = self._salts.of
         self._locks: dict[SessionId, asyncio.Lock] = {}
         self._loading = asyncio.Lock()
-        self._purges: Counter[str] = Counter()  # of each owner, while this process lives
         self.touched: dict[SessionId, float] = {}
-        self.undeleted: dict[SessionId, OwnerId] = {}
 
     # ---- finding ----
 
@@ -118,9 +122,9 @@ class SessionKeeper:
             if self.table.knows(session_id):
                 return
             header = await self.in_thread(self.log.header, session_id)
-            if header is None or owner not in (None, header.owner) or session_id in self.undeleted:
+            if header is None or owner not in (None, header.owner) or self.endings.owes(session_id):
                 raise SessionNotFound("there is no such session of this owner")
-            if header.model != self.model:
+            if header.model not in self._models:
                 raise SessionOfAnotherModel("the session was made with another model or tokenizer: open a new one")
             try:
                 entries = await self.in_thread(self.log.entries, header.owner, session_id)
@@ -180,7 +184,7 @@ class SessionKeeper:
             The log cannot be written.
         """
         session, began = change.session, time.perf_counter()
-        purges = self._purges[session.header.owner]
+        purges = self._salts.purges(session.header.owner)
         prefilled = cached = 0
         try:
             if change.gives_way:
@@ -199,8 +203,10 @@ class SessionKeeper:
     async def _write(self, change: Change, write: Callable[[], None], purges: int) -> None:
         """Log and commit, or abandon; not to be cancelled in between, when nobody knew which it was."""
         session, was_pinned = change.session, change.session.is_pinned or change.session.version == 0
+        is_written = False
         try:
             await self.in_thread(write)
+            is_written = True
             await self._check_purge(session, purges)
         except SessionMoved:
             self.table.abandon(change)
@@ -208,10 +214,12 @@ class SessionKeeper:
             raise SessionVersionConflict("another server has changed the session: look at it and repeat") from None
         except SessionGone:
             self.table.abandon(change)
-            await self.gone(session)
+            await self.gone(session, is_logged=is_written)
             raise SessionClosed("the session has been closed") from None
-        except BaseException:
+        except BaseException as error:
             self.table.abandon(change)
+            if session.version == 0 and (is_written or isinstance(error, StoreUnreachable)):
+                self.endings.begin([session.header], ["log"])  # nobody has its name, and who asks again gets another
             raise
         self.table.commit(change)
         if change.pin:
@@ -221,26 +229,28 @@ class SessionKeeper:
             await self.unpin([session])
 
     async def _check_purge(self, session: Session, purges: int) -> None:
-        """Take back what has just been written where the owner was purged meanwhile, or the parent is gone."""
+        """Raise ``SessionGone`` where the owner was purged during the write, or the parent is gone."""
         header = session.header
         is_orphan = header.parent is not None and session.version == 0
         is_orphan = is_orphan and await self.in_thread(self.log.header, header.parent) is None
-        if is_orphan or purges != self._purges[header.owner]:
-            await self.in_thread(self.log.delete, header.owner, header.id)
+        if is_orphan or purges != self._salts.purges(header.owner):
             raise SessionGone("the owner was purged")
 
-    async def gone(self, session: Session) -> None:
-        """The log has the session no more: end it here too."""
+    async def gone(self, session: Session, *, is_logged: bool = False) -> None:
+        """The log has the session no more, or is to have it no more: end it here too."""
         if session.state == "open" and session.version > 0:
             self.table.close(session)
         self._stop(session.header.id)
-        await self.pins.unpin([session.header.id])
+        self.endings.begin([session.header], ["pin", "snapshot", "log"] if is_logged else ["pin", "snapshot"])
+        await self.endings.settle([session.header.id])
 
     async def forget(self, session: Session) -> None:
         """The session goes on elsewhere: drop the copy."""
         self.table.forget(session)
         self._stop(session.header.id)
-        await self.pins.unpin([session.header.id])
+        self.snapshots.left(session.header.id)
+        self.endings.begin([session.header], ["pin"])
+        await self.endings.settle([session.header.id])
 
     async def update(self, session: Session, header: SessionHeader) -> None:
         """Log what holds for a session from now on.
@@ -316,16 +326,16 @@ class SessionKeeper:
         SessionNotFound, SessionClosed, SessionExpired
         SessionOfAnotherModel
             It has been deleted.
-        StoreError
-            It has ended, and its tokens are deleted when the store is there again.
+        StoreError, OSError, RuntimeError
+            It has ended, and what is left of it is removed when that is possible again.
         """
         try:
             session = await self.get(session_id, owner)
         except SessionOfAnotherModel:
             header = await self.in_thread(self.log.header, SessionId(session_id))
             if header is not None:
-                await self.in_thread(self.log.delete, header.owner, header.id)
-                await self.snapshots.forget([header])
+                self.endings.begin([header], ["snapshot", "log"])
+                await self.endings.finish([header.id])
             raise
         await self.end(session, "closed")
         return session
@@ -335,47 +345,41 @@ class SessionKeeper:
         name = session.header.id
         self.table.close(session, how=how)
         self._stop(name)
-        self.undeleted[name] = session.header.owner
-        await self._let_go([session])
-        await self.delete(name)
-
-    async def delete(self, name: SessionId) -> None:
-        """Delete from the log a session that has ended; harmless where that has been done."""
-        if (owner := self.undeleted.get(name)) is None:
-            return  # the upkeep was quicker
-        await self.in_thread(self.log.delete, owner, name)
-        self.undeleted.pop(name, None)
+        self.endings.begin([session.header], ["pin", "snapshot", "log"])
+        await self.endings.finish([name])
 
     async def purged(self, owner: str) -> int:
         """End every session of an owner whose everything was removed; returns how many.
 
         What the log still has was opened after the purge, by the time that another process's purge is known here.
         """
-        self._salts.pop(owner, None)
-        self._purges[owner] += 1
-        ended = []
+        self._salts.purged(owner)
+        ended: list[SessionHeader] = []
         for session in self.table.sessions(owner):
             if await self.in_thread(self.log.header, session.header.id) is None and self.table.is_here(session):
                 self.table.close(session)
                 self._stop(session.header.id)
-                ended.append(session)
-        await self._let_go(ended)
+                ended.append(session.header)
+        self.endings.begin(ended, ["pin", "snapshot"])
+        await self.endings.finish([header.id for header in ended])
         return len(ended)
 
-    async def _let_go(self, ended: Sequence[Session]) -> None:
-        """No pin and no snapshot is left of sessions that have ended."""
-        await self.pins.unpin([session.header.id for session in ended])
-        await self.snapshots.forget([session.header for session in ended])
+    async def weights_changing(self) -> None:
+        """See ``Weights.changing``; no snapshot is read any more."""
+        self.snapshots.forget_all()
+        await self._weights.changing()
 
-    async def weights_changed(self, epoch: str) -> None:
+    async def weights_changed(self) -> None:
         """No KV made so far is right any more: nothing of it is reached again, and no pin keeps it."""
-        self._weights = epoch
-        self._salts.clear()
+        self._salts.weights_changed()
+        self.snapshots.forget_all()
         sessions = self.table.sessions()
+        self.endings.begin([session.header for session in sessions], ["pin", "snapshot"])
         for session in sessions:
             session.lost = "weights changed" if session.is_pinned else None
-        await self.unpin(sessions)
-        await self.snapshots.weights_changed(sessions)
+            self.renew(session)
+        await self._weights.changed()
+        await self.endings.settle([session.header.id for session in sessions])
 
     def _stop(self, name: SessionId) -> None:
         for use in list(self.uses.get(name, ())):
@@ -385,15 +389,6 @@ class SessionKeeper:
         self.touched.pop(name, None)
 
     # ---- what both need ----
-
-    async def salt(self, owner: str) -> str:
-        """The cache salt of an owner, until the owner is purged or the weights change."""
-        if (salt := self._salts.get(owner)) is None:
-            weights, purges = self._weights, self._purges[owner]
-            salt = await self.in_thread(self._salt_of, owner) + weights
-            if (weights, purges) == (self._weights, self._purges[owner]):
-                self._salts[owner] = salt
-        return salt
 
     async def in_thread(self, call: Callable[..., T], *args: object) -> T:
         """Wait for the log on a thread."""

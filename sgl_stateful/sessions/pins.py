@@ -31,8 +31,12 @@ class EnginePins:
 
     async def unpin(self, names: Iterable[SessionId]) -> None:
         """Let the KV of these sessions be evicted."""
-        if fences := {name: self.next_fence() for name in names}:
-            await self._engine.control("unpin", {"session_ids": fences})
+        await self.unpin_before({name: self.next_fence() for name in names})
+
+    async def unpin_before(self, fences: Mapping[SessionId, int]) -> None:
+        """Let the KV of these sessions be evicted, as far as it was pinned by what was sent before their fences."""
+        if fences:
+            await self._engine.control("unpin", {"session_ids": dict(fences)})
 
     def saw(self, report: Mapping[str, Any] | None) -> None:
         """Count what the scheduler says with a request of a session: that its pin had been lost."""

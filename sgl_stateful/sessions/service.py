@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,6 +27,7 @@ from .content import Content, Renderer
 from .keeper import Made, SessionKeeper
 from .ledger import Ledger
 from .metrics import SessionMetrics
+from .pinning import Pinning
 from .queue import AppendQueues
 from .segments import segments_of
 from .session import Session
@@ -63,6 +64,8 @@ class SessionService:
         The cache salt of an owner; may ask a store, and is called on ``threads``.
     model
         Fingerprint of the model and tokenizer.
+    former_models
+        What earlier releases called the same ones.
     budget, quota
         Cells that pinned sessions may have, all and those of one owner.
     pool_tokens
@@ -87,6 +90,7 @@ class SessionService:
         threads: Executor,
         metrics: SessionMetrics,
         model: str,
+        former_models: Collection[str] = (),
         budget: int,
         quota: int,
         pool_tokens: int,
@@ -109,18 +113,23 @@ class SessionService:
             threads=threads,
             metrics=metrics,
             model=model,
+            former_models=former_models,
             snapshots=snapshots,
             clock=clock,
         )
         self._queues = AppendQueues(self._keeper, limit=queue, render=self.render)
         self.answering = Answering(self._keeper, renderer, alone=self._queues.in_order)
         self._upkeep = SessionUpkeep(self._keeper)
+        self._pinning = Pinning(self._keeper)
         self._pool_tokens = pool_tokens
         self.get = self._keeper.get
         self.find = self._keeper.find
         self.sessions_of = self._keeper.sessions_of
         self.purged = self._keeper.purged
-        self.weights_changing = self._keeper.snapshots.weights_changing
+        self.pin = self._pinning.pin
+        self.unpin = self._pinning.unpin
+        self.refresh = self._pinning.refresh
+        self.weights_changing = self._keeper.weights_changing
         self.weights_changed = self._keeper.weights_changed
 
     # ---- beginning and end ----
@@ -236,60 +245,6 @@ class SessionService:
                 change = self.table.rewind(session, version, if_version=if_version)
             return (await self._keeper.make(change, self._keeper.logging(change))).session
 
-    # ---- pins ----
-
-    async def pin(self, session_id: str, owner: str, *, on_full: OnFull | None) -> Session:
-        """Ask for the session's KV to be kept, and prefill what of it is not in the pool.
-
-        Raises
-        ------
-        PinRefused
-            It does not fit, and is not to be demoted.
-        SessionError, StoreError
-        """
-        session = await self.get(session_id, owner)
-        async with self._keeper.alone(session):
-            await self._keeper.update(session, replace(session.header, is_pinned=True))
-            with self._keeper.counting_refusals():
-                self.table.pin(session, demote=(on_full or session.header.on_full) == "demote")
-            if session.demoted is not None:
-                self.metrics.demoted()
-            else:
-                self.metrics.admitted()
-            await self._refresh(session)
-        return session
-
-    async def unpin(self, session_id: str, owner: str) -> Session:
-        """Let the session's KV be evicted when room is needed; it is prefilled again on use."""
-        session = await self.get(session_id, owner)
-        async with self._keeper.alone(session):
-            await self._keeper.update(session, replace(session.header, is_pinned=False))
-            self.table.unpin(session)
-            await self._keeper.unpin([session])
-        return session
-
-    async def refresh(self, session_id: str, owner: str) -> Session:
-        """Begin the session's idle time anew, and prefill what of it the pool has lost."""
-        session = await self.get(session_id, owner)
-        async with self._keeper.alone(session):
-            if session.demoted is not None:
-                self.table.pin(session, demote=True)
-            await self._refresh(session)
-        return session
-
-    async def _refresh(self, session: Session) -> None:
-        self._keeper.touch(session)
-        if not (ids := session.token_ids()) or not session.is_pinned:
-            return
-        began = time.perf_counter()
-        try:
-            prefilled, cached = await self._keeper.prefill(session, ids, pin=True)
-        finally:
-            self._keeper.renew(session)
-        ms = 1e3 * (time.perf_counter() - began)
-        session.lost = None
-        self.metrics.observe("rebuild", ms=ms, cached_tokens=cached, prefilled_tokens=prefilled)
-
     # ---- looking ----
 
     async def show(self, sessions: Sequence[Session]) -> list[dict[str, Any]]:
@@ -357,8 +312,8 @@ class SessionService:
                     await self._gauge()
                 if now - looked >= _LOG_EVERY_S:
                     looked = now
-                    await self._upkeep.expire_elsewhere(grace_s=_LOG_EVERY_S)
-            except (MemStoreError, RuntimeError) as error:
+                    await self._upkeep.look_through_log(grace_s=_LOG_EVERY_S)
+            except (MemStoreError, RuntimeError, OSError) as error:
                 logger.warning("looking after sessions failed, and is repeated: %s", error)
             except Exception:
                 # The serving boundary: without upkeep nothing would expire any more.

@@ -36,11 +36,16 @@ class SnapshotFolder:
         self.path = path
         self._budget_bytes = budget_bytes
 
-    def scan(self, fingerprint: str) -> dict[SessionId, SnapshotHeader]:
+    def scan(self, fingerprint: str, *, weights: str = "") -> dict[SessionId, SnapshotHeader]:
         """Snapshots of this fingerprint by session; removes what nobody can read any more.
 
         That is what is damaged, what was abandoned half-written, and what is of weights that a server was given after
-        its start: ``fingerprint`` and something behind it.
+        its start: ``fingerprint`` and something behind it. A file that cannot be looked at is as good as none.
+
+        Parameters
+        ----------
+        weights
+            That something, where this server was given new weights already.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         found: dict[SessionId, SnapshotHeader] = {}
@@ -48,33 +53,47 @@ class SnapshotFolder:
             if (session_id := session_of(file.name)) is None:
                 continue
             try:
-                if file.name.endswith(PART):
-                    if time.time() - file.stat().st_mtime > _ABANDONED_S:
-                        file.unlink(missing_ok=True)
+                header = self._readable(file)
+                if header is None:
                     continue
-                header = read_header(file)
+                if header.fingerprint == fingerprint + weights:
+                    found[session_id] = header
+                elif header.fingerprint != fingerprint and header.fingerprint.startswith(fingerprint):
+                    file.unlink(missing_ok=True)
             except FileNotFoundError:  # by another server
                 continue
-            except SnapshotDamaged as error:
-                logger.warning("a snapshot is removed: %s", error)
-                file.unlink(missing_ok=True)
-                continue
-            if header.fingerprint == fingerprint:
-                found[session_id] = header
-            elif header.fingerprint.startswith(fingerprint):
-                file.unlink(missing_ok=True)
+            except OSError as error:
+                logger.warning("a snapshot cannot be looked at: %s", error)
         return found
 
+    @staticmethod
+    def _readable(file: Path) -> SnapshotHeader | None:
+        """What a snapshot says of itself; removes it where it is damaged, or was abandoned."""
+        if file.name.endswith(PART):
+            if time.time() - file.stat().st_mtime > _ABANDONED_S:
+                file.unlink(missing_ok=True)
+            return None
+        try:
+            return read_header(file)
+        except SnapshotDamaged as error:
+            logger.warning("a snapshot is removed: %s", error)
+            file.unlink(missing_ok=True)
+            return None
+
     def names(self) -> list[str]:
-        """Files of sessions, those being written included."""
-        return [file.name for file in self.path.iterdir() if session_of(file.name) is not None]
+        """Files of sessions, those being written included; none where there is no such folder yet."""
+        try:
+            return [file.name for file in self.path.iterdir() if session_of(file.name) is not None]
+        except FileNotFoundError:
+            return []
 
     def make_room(
         self, name: str, num_bytes: int, *, used_at: float, used: Mapping[SessionId, float]
     ) -> list[str] | None:
         """Remove what was used longest ago until one more file fits, and return its names; None where it does not fit.
 
-        It gives way itself to what was used since.
+        It gives way itself to what was used since. A former file of its name counts until the new one is there, and
+        goes where both do not fit.
 
         Parameters
         ----------
@@ -85,13 +104,17 @@ class SnapshotFolder:
         """
         if num_bytes > self._budget_bytes:
             return None
+        former = 0
         others: list[tuple[float, int, Path]] = []
         for file in self.path.iterdir():
-            if (session_id := session_of(file.name)) is None or file.name == name:
+            if (session_id := session_of(file.name)) is None or file.name == name + PART:
                 continue
             try:
                 stat = file.stat()
             except FileNotFoundError:  # by another server
+                continue
+            if file.name == name:
+                former = stat.st_size
                 continue
             others.append((used.get(session_id, stat.st_mtime), stat.st_size, file))
         over = num_bytes + sum(size for _, size, _ in others) - self._budget_bytes
@@ -103,6 +126,8 @@ class SnapshotFolder:
                 return None
             going.append(file)
             over -= size
+        if former and over + former > 0:
+            going.append(self.path / name)
         for file in going:
             file.unlink(missing_ok=True)
         return [file.name for file in going]
@@ -114,10 +139,28 @@ class SnapshotFolder:
                 (self.path / file).unlink(missing_ok=True)
 
     def remove_orphans(self, names: Iterable[str], alive: Collection[SessionId]) -> int:
-        """Remove those of the files whose session is not among ``alive``; returns how many."""
-        orphans = [name for name in names if session_of(name) not in alive]
-        self.remove(orphans)
-        return len(orphans)
+        """Remove those of the files whose session is not among ``alive``, or that were abandoned; returns how many.
+
+        Raises
+        ------
+        OSError
+            One of them cannot be removed; the others are.
+        """
+        orphans, failed = 0, None
+        for name in names:
+            try:
+                if session_of(name) not in alive:
+                    self.remove([name])
+                    orphans += 1
+                elif name.endswith(PART):
+                    self._readable(self.path / name)
+            except FileNotFoundError:  # by another server
+                continue
+            except OSError as error:
+                failed = error
+        if failed is not None:
+            raise failed
+        return orphans
 
     def touch(self, name: str, used_at: float) -> None:
         """The snapshot was used."""

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from memstore import MemStoreError
 from memstore.kv.session_files import session_file, session_of
@@ -22,6 +21,7 @@ from .metrics import SessionMetrics
 from .session import Session
 from .snapshot_file import SnapshotHeader, tokens_digest
 from .snapshots import MIN_TOKENS, Rates, SnapshotFolder
+from .weights import Weights
 
 if TYPE_CHECKING:
     from .keeper import SessionKeeper
@@ -37,6 +37,13 @@ _REWRITE_SHARE = 8  # a snapshot that lacks one in so many tokens is made anew: 
 _UNREADABLE = ("absent", "damaged", "other_tokens", "other_fingerprint", "failed")
 
 
+class Present(NamedTuple):
+    """Snapshots at one moment."""
+
+    files: Sequence[str]
+    sessions: Sequence[SessionId]
+
+
 class SessionSnapshots:
     """Of the event loop; the disk is waited for on threads, and written by the scheduler process.
 
@@ -48,6 +55,8 @@ class SessionSnapshots:
         Of the model and the pool's layout.
     bytes_per_token
         Of keys and values.
+    weights
+        None: those of the start.
     quiet_s
         A session that has not changed for so long is written.
     look_every_s
@@ -62,10 +71,12 @@ class SessionSnapshots:
         *,
         fingerprint: str = "",
         bytes_per_token: int = 0,
+        weights: Weights | None = None,
         quiet_s: float = _QUIET_S,
         look_every_s: float = _LOOK_EVERY_S,
     ) -> None:
         self.rates = Rates()
+        self.weights = weights or Weights(engine)
         self._folder = folder
         self._engine = engine
         self._metrics = metrics
@@ -73,7 +84,6 @@ class SessionSnapshots:
         self._bytes_per_token = bytes_per_token
         self._quiet_s = quiet_s
         self._look_every_s = look_every_s
-        self._epoch = 0  # counts changes of the weights
         self._headers: dict[SessionId, SnapshotHeader] = {}
         self._covered: dict[SessionId, tuple[Head, int]] = {}
         self._unchanged: dict[SessionId, tuple[Head, float]] = {}
@@ -83,10 +93,16 @@ class SessionSnapshots:
         """Find the snapshots that there are."""
         if self._folder is None:
             return
+        epoch, weights = self.weights.epoch, self.weights.current
+        if weights is None:
+            return
         try:
-            self._headers = await asyncio.to_thread(self._folder.scan, self._fingerprint)
+            found = await asyncio.to_thread(self._folder.scan, self._fingerprint, weights=weights)
         except OSError as error:
             logger.warning("there are no snapshots of sessions: %s", error)
+            return
+        if epoch == self.weights.epoch:
+            self._headers = found
 
     # ---- reading ----
 
@@ -138,32 +154,40 @@ class SessionSnapshots:
     # ---- ending ----
 
     async def forget(self, headers: Iterable[SessionHeader]) -> None:
-        """Remove the snapshots of sessions that have ended, also one that is being written; nothing is left then."""
+        """Remove the snapshots of sessions that have ended, also one that is being written; nothing is left then.
+
+        Raises
+        ------
+        OSError, RuntimeError
+            A file cannot be removed, or the scheduler not be told to write none.
+        """
         files = {header.id: _file_of(header) for header in headers}
         if files and self._folder is not None:
             self._forget(files)
             await self._engine.control("snapshot_drop", {"names": list(files.values())})
-            try:
-                await asyncio.to_thread(self._folder.remove, files.values())
-            except OSError as error:
-                logger.error("snapshots of sessions that have ended cannot be removed: %s", error)
+            await asyncio.to_thread(self._folder.remove, files.values())
 
-    async def weights_changing(self) -> None:
-        """From now on no snapshot is right."""
+    def forget_all(self) -> None:
+        """Read no snapshot any more that there is now: weights are being changed."""
+        self._forget(list(self._headers))
+
+    def left(self, name: SessionId) -> None:
+        """The session goes on elsewhere; its snapshot may still hold how it begins."""
+        for table in (self._covered, self._unchanged, self._not_before):
+            table.pop(name, None)
+
+    async def present(self) -> Present:
+        """Which snapshots there are; raises ``OSError``."""
+        names = [] if self._folder is None else await asyncio.to_thread(self._folder.names)
+        return Present(names, list(self._headers))
+
+    async def remove_orphans(self, present: Present, alive: Collection[SessionId]) -> None:
+        """Remove those whose session is not alive, and what was left half-written; raises ``OSError``."""
+        self._forget([name for name in present.sessions if name not in alive])
         if self._folder is None:
             return
-        self._epoch += 1
-        self._forget(list(self._headers))
-        await self._engine.control("snapshot_fence", {"weights": None})
-
-    async def weights_changed(self, sessions: Iterable[Session]) -> None:
-        """Snapshots from before go; those from now on are of weights of which only this server knows."""
-        if self._folder is None:
-            return
-        self._epoch += 1
-        self._forget(list(self._headers))
-        await self.forget([session.header for session in sessions])
-        await self._engine.control("snapshot_fence", {"weights": f"+{secrets.token_hex(8)}"})
+        if removed := await asyncio.to_thread(self._folder.remove_orphans, present.files, alive):
+            logger.info("%d snapshots of sessions that have ended were removed", removed)
 
     def _forget(self, names: Iterable[SessionId]) -> None:
         for name in names:
@@ -173,33 +197,18 @@ class SessionSnapshots:
     # ---- writing ----
 
     async def run(self, keeper: SessionKeeper) -> None:
-        """Remove what belongs to no session, then write snapshots when nothing else is to be done; until cancelled."""
-        if self._folder is None:
-            return
-        await self._clean(keeper, self._folder)
-        while True:
+        """Write snapshots when nothing else is to be done; until cancelled."""
+        while self._folder is not None:
             await asyncio.sleep(self._look_every_s)
             try:
+                await self.weights.settle()
                 if (session := self._next(keeper)) is not None:
                     await self._write(keeper, self._folder, session)
             except (MemStoreError, OSError, RuntimeError) as error:
                 logger.warning("writing a snapshot failed: %s", error)
-
-    async def _clean(self, keeper: SessionKeeper, folder: SnapshotFolder) -> None:
-        try:
-            # First the files: a session that begins meanwhile must not lose its own.
-            names = await asyncio.to_thread(folder.names)
-            alive: set[SessionId] = set()
-            last: SessionId | None = None
-            while page := await keeper.in_thread(partial(keeper.log.headers, after=last)):
-                alive.update(header.id for header in page)
-                last = page[-1].id
-            removed = await asyncio.to_thread(folder.remove_orphans, names, alive)
-        except (MemStoreError, OSError, RuntimeError) as error:
-            logger.warning("snapshots without a session are not looked for: %s", error)
-            return
-        if removed:
-            logger.info("%d snapshots of sessions that have ended were removed", removed)
+            except Exception:
+                # The serving boundary: otherwise no snapshot would be written any more.
+                logger.exception("writing a snapshot failed")
 
     def _next(self, keeper: SessionKeeper) -> Session | None:
         """The session used last of those that are to be written; None while callers' requests are in flight."""
@@ -225,22 +234,30 @@ class SessionSnapshots:
         return max(due, key=lambda session: session.header.used_at, default=None)
 
     def _lacks(self, session: Session) -> bool:
-        missing = session.num_tokens - self.covered(session)
-        return missing >= max(MIN_TOKENS, session.num_tokens // _REWRITE_SHARE)
+        return session.num_tokens - self.covered(session) >= _least_missing(session)
 
     async def _write(self, keeper: SessionKeeper, folder: SnapshotFolder, session: Session) -> None:
-        header, epoch = session.header, self._epoch
+        header, epoch = session.header, self.weights.epoch
         name = _file_of(header)
         self._not_before[header.id] = time.monotonic() + _AGAIN_S
-        size = session.num_tokens * self._bytes_per_token
+        await keeper.pins.look([session])
+        if session.lost is not None:
+            self._not_before.pop(header.id, None)  # its next use brings it back
+            return
+        least = self.covered(session) + _least_missing(session)
+        salt = await keeper.salt(header.owner)
+        payload = {"name": name, "token_ids": session.token_ids(), "salt": salt, "least_tokens": least}
+        state = await self._engine.control("snapshot_write", {**payload, "look": True})
+        if state["state"] != "in_pool" or session.state != "open" or epoch != self.weights.epoch:
+            return
+        size = state["tokens"] * self._bytes_per_token
         used = {other.header.id: other.header.used_at for other in keeper.table.sessions()}
         room = partial(folder.make_room, name, size, used_at=header.used_at, used=used)
         if (displaced := await asyncio.to_thread(room)) is None:
             return
         self._forget([session_id for file in displaced if (session_id := session_of(file)) is not None])
-        salt = await keeper.salt(header.owner)
-        payload = {"name": name, "token_ids": session.token_ids(), "salt": salt, "least_tokens": MIN_TOKENS}
-        if session.state != "open" or epoch != self._epoch:
+        self._not_before[header.id] = time.monotonic() + _AGAIN_S
+        if session.state != "open" or epoch != self.weights.epoch:
             return
         state = await self._engine.control("snapshot_write", payload)
         while state["state"] == "writing":
@@ -250,7 +267,7 @@ class SessionSnapshots:
             logger.warning("no snapshot of session %s was written: %s", header.id, state["error"])
         if state["state"] != "written":
             return
-        if session.state != "open" or epoch != self._epoch:
+        if session.state != "open" or epoch != self.weights.epoch:
             await self.forget([header])
             return
         self._forget([header.id])
@@ -259,6 +276,11 @@ class SessionSnapshots:
         self._metrics.snapshot("written")
         with suppress(OSError):
             folder.touch(name, header.used_at)
+
+
+def _least_missing(session: Session) -> int:
+    """How many tokens a snapshot has to lack before it is written anew."""
+    return max(MIN_TOKENS, session.num_tokens // _REWRITE_SHARE)
 
 
 def _file_of(header: SessionHeader) -> str:

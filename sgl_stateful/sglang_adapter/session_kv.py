@@ -75,6 +75,8 @@ class SessionKV:
 
     def fence(self, weights: str | None) -> None:
         """From now on KV is of these weights, in addition to the fingerprint; None: they are being changed."""
+        if weights == self._weights:
+            return
         self._weights = weights
         self.drop(list(self._jobs))
 
@@ -206,7 +208,11 @@ def load_snapshot(
 
 
 def snapshot_control(cache: StatefulRadixCache, op: str, body: dict[str, Any]) -> dict[str, Any]:
-    """Answer ``snapshot_write``, ``snapshot_state``, ``snapshot_drop`` or ``snapshot_fence``."""
+    """Answer ``snapshot_write``, ``snapshot_state``, ``snapshot_drop`` or ``snapshot_fence``.
+
+    ``snapshot_write`` writes nothing where less than ``least_tokens`` would be in the file, and with ``look`` only says
+    how many would be.
+    """
     kv = cache.session_kv
     if kv is None:
         return {"state": "dropped"}
@@ -218,6 +224,8 @@ def snapshot_control(cache: StatefulRadixCache, op: str, body: dict[str, Any]) -
             tokens = match.device_prefix_len
             if tokens < max(body["least_tokens"], 1):
                 return {"state": "not_in_pool"}
+            if body.get("look"):
+                return {"state": "in_pool", "tokens": tokens}
             slots = cache.path_device_indices(match.last_device_node)[:tokens]
             return dict(kv.write(body["name"], ids[:tokens], slots))
         case "snapshot_state":

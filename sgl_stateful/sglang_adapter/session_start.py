@@ -20,6 +20,7 @@ from sgl_stateful.sessions.metrics import SessionMetrics, process_session_metric
 from sgl_stateful.sessions.service import SessionService
 from sgl_stateful.sessions.snapshots import SnapshotFolder
 from sgl_stateful.sessions.snapshotting import SessionSnapshots
+from sgl_stateful.sessions.weights import Weights
 from sgl_stateful.settings import StatefulSettings
 
 from .engine import SGLangEngine
@@ -65,6 +66,11 @@ def tokenizer_digest(tokenizer: Any) -> str:
     return hashlib.blake2b(body.encode(), digest_size=16).hexdigest()
 
 
+def _model(model: str, tokenizer: str) -> str:
+    """Names what gives token ids their meaning."""
+    return hashlib.blake2b(json.dumps([model, tokenizer]).encode(), digest_size=16).hexdigest()
+
+
 class SessionStarter:
     """Makes the sessions once the scheduler can be asked about its pool, at the first use or at start-up.
 
@@ -84,7 +90,7 @@ class SessionStarter:
         self._start = asyncio.Lock()
         self.sessions: SessionService | None = None
         self._upkeep: list[asyncio.Task[None]] = []
-        self._weights = 0
+        self._weights = Weights(engine)
         self._threads: Executor = ThreadPoolExecutor(_THREADS, thread_name_prefix="sgl-stateful sessions")
 
     async def ready(self) -> SessionService:
@@ -115,7 +121,6 @@ class SessionStarter:
             log, salt = await asyncio.to_thread(getattr, self._memory.store, "session_log"), self._memory.salt
         digest = await asyncio.to_thread(tokenizer_digest, tokenizer)
         metrics = process_session_metrics(settings.owner_classes())
-        model = json.dumps([description.get("model", description["fingerprint"]), digest])
         return SessionService(
             log=log,
             engine=self._engine,
@@ -123,7 +128,8 @@ class SessionStarter:
             salt=salt,
             threads=self._threads,
             metrics=metrics,
-            model=hashlib.blake2b(model.encode(), digest_size=16).hexdigest(),
+            model=_model(description["model"], digest),
+            former_models=[_model(description["former_fingerprint"], digest)],
             budget=min(budget, pool_tokens),
             quota=budget if settings.session_quota_tokens is None else settings.session_quota_tokens,
             pool_tokens=pool_tokens,
@@ -133,30 +139,34 @@ class SessionStarter:
             snapshots=await self._snapshots(description, metrics),
         )
 
-    async def _snapshots(self, description: Mapping[str, Any], metrics: SessionMetrics) -> SessionSnapshots | None:
+    async def _snapshots(self, description: Mapping[str, Any], metrics: SessionMetrics) -> SessionSnapshots:
         path = self.settings.snapshot_path()
         if path is None:
-            return None
+            return SessionSnapshots(None, self._engine, metrics, weights=self._weights)
         snapshots = SessionSnapshots(
             SnapshotFolder(path, budget_bytes=self.settings.session_snapshots_mib << 20),
             self._engine,
             metrics,
             fingerprint=description["fingerprint"],
             bytes_per_token=int(description["bytes_per_token"]),
+            weights=self._weights,
         )
         await snapshots.start()
         return snapshots
 
     async def weights_changing(self) -> None:
-        """Weights are about to be updated in place."""
+        """Weights are about to be updated in place, before the sessions have started or after."""
         if self.sessions is not None:
             await self.sessions.weights_changing()
+        else:
+            await self._weights.changing()
 
     async def weights_changed(self) -> None:
         """Weights were updated in place, or may have been."""
-        self._weights += 1
         if self.sessions is not None:
-            await self.sessions.weights_changed(f"+{self._weights}")
+            await self.sessions.weights_changed()
+        else:
+            await self._weights.changed()
 
     def close(self) -> None:
         """Stop what runs in the background, and wait for the log."""

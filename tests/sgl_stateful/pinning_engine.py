@@ -31,6 +31,7 @@ class PinningEngine:
     def __init__(self) -> None:
         self.sent: list[Sent] = []
         self.pins: dict[str, tuple[int, ...]] = {}
+        self.weights: str | None = ""
         self.lost: dict[str, str] = {}
         self.failing = 0
         self.gate: asyncio.Event | None = None
@@ -89,9 +90,13 @@ class PinningEngine:
         body = payload or {}
         if op == "unpin":
             for name, fence in body["session_ids"].items():
-                self._fences[name] = fence
-                self.pins.pop(name, None)
+                self._fences[name] = max(fence, self._fences.get(name, 0))
+                if self._pinned_at.get(name, 0) < fence:
+                    self.pins.pop(name, None)
                 self.lost.pop(name, None)
+            return {}
+        if op == "snapshot_fence":
+            self.weights = body["weights"]
             return {}
         assert op == "pins", op
         pinned = sum(map(len, self.pins.values()))

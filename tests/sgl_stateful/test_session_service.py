@@ -3,6 +3,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from session_values import ANA, BO, Clock
 from words import ByteTokenizer
 
-from memstore import OwnerId, StoreUnreachable
+from memstore import OwnerId, StoreBusy, StoreDamaged, StoreUnreachable
 from memstore.session_log import LogEntry, SessionHeader, SessionId, VolatileSessionLog
 from sgl_stateful.errors import (
     AppendQueueFull,
@@ -42,6 +43,7 @@ class FailingLog(VolatileSessionLog):
     """Cannot be written as long as it is told so."""
 
     is_down = False
+    damaged: SessionId | None = None  # this one alone cannot be compacted or deleted
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,7 +67,20 @@ class FailingLog(VolatileSessionLog):
 
     def delete(self, owner: OwnerId, session_id: SessionId) -> bool:
         self._check()
+        self._check_one(session_id)
         return super().delete(owner, session_id)
+
+    def compact(self, owner: OwnerId, session_id: SessionId, entry: LogEntry) -> None:
+        self._check_one(session_id)
+        super().compact(owner, session_id, entry)
+
+    def update(self, header: SessionHeader) -> None:
+        self._check()
+        super().update(header)
+
+    def _check_one(self, session_id: SessionId) -> None:
+        if session_id == self.damaged:
+            raise StoreDamaged("sessions.sqlite3", "of no use")
 
     def _check(self) -> None:
         self.writing.set()
@@ -494,7 +509,8 @@ async def test_unpinning_and_pinning(sessions: SessionService, engine: PinningEn
 async def test_new_weights_reach_nothing_old(sessions: SessionService, engine: PinningEngine) -> None:
     session = await sessions.create(ANA, text("abc"), PLAIN)
     before = engine.sent[-1].salt
-    await sessions.weights_changed("+1")
+    await sessions.weights_changing()
+    await sessions.weights_changed()
     assert (engine.pins, session.pin_state) == ({}, "lost")
     await sessions.append(session.header.id, ANA, text("d"))
     assert engine.sent[-1].salt != before
@@ -659,9 +675,9 @@ async def test_what_no_server_has_in_memory_is_deleted_when_its_time_is_long_ove
     kept = await before.create(ANA, text("abc"), PLAIN)
     after = SessionUpkeep(make()._keeper)  # as after a restart: nothing is in memory
     clock.now += 150
-    assert await after.expire_elsewhere(grace_s=60.0) == 0
+    assert await after.look_through_log(grace_s=60.0) == 0
     clock.now += 10
-    assert await after.expire_elsewhere(grace_s=60.0) == 1
+    assert await after.look_through_log(grace_s=60.0) == 1
     assert [header.id for header in log.headers()] == [kept.header.id]
 
 
@@ -775,3 +791,181 @@ async def test_forks_go_their_own_ways(sessions: SessionService, engine: Pinning
     assert sessions.table.ledger.pinned == 6
     await sessions.close(parent.header.id, ANA)
     assert shown(fork) == "abcx"
+
+
+# ---- failures ----
+
+
+@pytest.mark.parametrize("lost", ["the look at the parent", "the answer"])
+async def test_a_fork_that_was_refused_leaves_none(
+    sessions: SessionService, log: FailingLog, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    parent = await sessions.create(ANA, text("abc"), PLAIN)
+    fork = partial(sessions.fork, parent.header.id, ANA, version=None, options=lambda header: PLAIN)
+    create, written = log.create, list[SessionId]()
+
+    def busy(session_id: SessionId) -> None:
+        raise StoreBusy("the store is failing over")
+
+    def create_and_fail(header: SessionHeader, entry: LogEntry) -> None:
+        create(header, entry)
+        written.append(header.id)
+        if lost == "the answer":
+            raise StoreUnreachable("no answer")
+        monkeypatch.setattr(log, "header", busy)
+
+    monkeypatch.setattr(log, "create", create_and_fail)
+    with pytest.raises((StoreBusy, StoreUnreachable)):
+        await fork()
+    monkeypatch.undo()
+    assert log.header(written[0]) is not None
+    with pytest.raises(SessionNotFound):
+        await sessions.get(written[0], ANA)
+    again = await fork()
+    await sessions.sweep()
+    assert {header.id for header in log.headers()} == {parent.header.id, again.header.id}
+
+
+async def test_what_a_purge_could_not_take_back_is_taken_back_later(
+    sessions: SessionService, engine: PinningEngine, log: FailingLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = log.create
+
+    def create_and_go_down(header: SessionHeader, entry: LogEntry) -> None:
+        create(header, entry)
+        log.is_down = True
+
+    monkeypatch.setattr(log, "create", create_and_go_down)
+    engine.gate = asyncio.Event()
+    task = asyncio.create_task(sessions.create(ANA, text("secret"), PLAIN))
+    await engine.at_gate.wait()
+    await sessions.purged(ANA)
+    engine.gate.set()
+    with pytest.raises(SessionClosed):
+        await task
+    log.is_down = False
+    assert len(log.headers()) == 1
+    await sessions.sweep()
+    assert list(log.headers()) == []
+
+
+async def test_a_pin_that_is_refused_is_not_logged(make: Callable[..., SessionService], log: FailingLog) -> None:
+    sessions = make(budget=20, quota=20)
+    session = await sessions.create(ANA, text("x" * 12), replace(PLAIN, pin=False))
+    await sessions.create(BO, text("x" * 12), PLAIN)
+    with pytest.raises(PinRefused):
+        await sessions.pin(session.header.id, ANA, on_full=None)
+    stored = log.header(session.header.id)
+    assert stored is not None
+    assert (stored.is_pinned, session.pin_state) == (False, "unpinned")
+
+
+async def test_a_pin_that_cannot_be_logged_is_given_back(sessions: SessionService, log: FailingLog) -> None:
+    session = await sessions.create(ANA, text("abc"), replace(PLAIN, pin=False))
+    log.is_down = True
+    with pytest.raises(StoreUnreachable):
+        await sessions.pin(session.header.id, ANA, on_full=None)
+    assert (session.pin_state, session.header.is_pinned, sessions.table.ledger.pinned) == ("unpinned", False, 0)
+    log.is_down = False
+    await sessions.pin(session.header.id, ANA, on_full=None)
+    assert (session.pin_state, sessions.table.ledger.pinned) == ("pinned", 4)
+
+
+async def test_a_caller_who_goes_away_leaves_pin_and_log_as_one(sessions: SessionService, log: FailingLog) -> None:
+    session = await sessions.create(ANA, text("abc"), replace(PLAIN, pin=False))
+    log.pause()
+    log.writing.clear()
+    task = asyncio.create_task(sessions.pin(session.header.id, ANA, on_full=None))
+    await asyncio.to_thread(log.writing.wait, 10)
+    task.cancel()
+    await asyncio.sleep(0)
+    log.go_on()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    stored = log.header(session.header.id)
+    assert stored is not None
+    assert (stored.is_pinned, session.header.is_pinned, sessions.table.ledger.pinned) == (True, True, 4)
+
+
+async def test_a_session_that_is_busy_on_another_server_lives(
+    make: Callable[..., SessionService], log: FailingLog, clock: Clock
+) -> None:
+    one, two = make(), make()
+    session = await one.create(ANA, text("abc"), replace(PLAIN, ttl_s=100.0))
+    use = await one.answering.begin(session.header.id, ANA, "query")
+    clock.now += 1000
+    await one.sweep()
+    assert await SessionUpkeep(two._keeper).look_through_log(grace_s=60.0) == 0
+    assert log.header(session.header.id) is not None
+    await one.answering.drop(use)
+
+
+async def grown(sessions: SessionService, letters: str) -> Session:
+    """A session with more versions than are kept of it."""
+    session = await sessions.create(ANA, text("a"), replace(PLAIN, window_tokens=10))
+    for letter in letters:
+        await sessions.append(session.header.id, ANA, text(letter))
+    return session
+
+
+async def test_what_is_not_compacted_keeps_its_versions_and_stops_no_other(
+    make: Callable[..., SessionService], log: FailingLog
+) -> None:
+    sessions = make(versions=3)
+    first, second = [await grown(sessions, "bcdefgh") for _ in range(2)]
+    bad, good = sorted((first, second), key=lambda session: session.header.id)
+    log.damaged = bad.header.id
+    await sessions.sweep()
+    assert (list(bad.versions), list(good.versions)) == ([6, 7, 8], [8])
+    assert len(log.entries(OwnerId(ANA), good.header.id)) == 1
+    await sessions.rewind(bad.header.id, ANA, 7)
+
+
+async def test_what_goes_on_elsewhere_is_not_compacted_here(
+    make: Callable[..., SessionService], log: FailingLog
+) -> None:
+    one, two = make(versions=3), make(versions=100)
+    session = await grown(one, "bcdefgh")
+    await two.append(session.header.id, ANA, text("i"))
+    await one.sweep()
+    again = await one.get(session.header.id, ANA)
+    assert (again.version, shown(again)[-1], list(again.versions)) == (9, "i", [7, 8, 9])
+
+
+async def test_one_that_cannot_be_deleted_stops_no_other_from_expiring(
+    sessions: SessionService, log: FailingLog, clock: Clock
+) -> None:
+    made = [await sessions.create(ANA, text("abc"), replace(PLAIN, ttl_s=10.0)) for _ in range(3)]
+    log.damaged = made[0].header.id
+    clock.now += 10
+    assert await sessions.sweep() == 3
+    assert [header.id for header in log.headers()] == [made[0].header.id]
+    log.damaged = None
+    await sessions.sweep()
+    assert list(log.headers()) == []
+
+
+async def test_an_engine_that_fails_stops_no_other_from_expiring(
+    sessions: SessionService, engine: PinningEngine, log: FailingLog, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(3):
+        await sessions.create(ANA, text("abc"), replace(PLAIN, ttl_s=10.0))
+    clock.now += 10
+
+    async def failing(op: str, payload: Any = None) -> Any:
+        raise RuntimeError(f"control call {op!r} failed")
+
+    monkeypatch.setattr(engine, "control", failing)
+    assert await sessions.sweep() == 3
+    assert list(log.headers()) == []
+    monkeypatch.undo()
+    assert len(engine.pins) == 3
+    await sessions.sweep()
+    assert engine.pins == {}
+
+
+async def test_what_another_release_called_the_same_model_is_served(make: Callable[..., SessionService]) -> None:
+    session = await make(model="of an earlier release").create(ANA, text("abc"), PLAIN)
+    now = make(model="model", former_models=["of an earlier release"])
+    await now.append(session.header.id, ANA, text("d"))
+    assert shown(await now.get(session.header.id, ANA)) == "abcd"

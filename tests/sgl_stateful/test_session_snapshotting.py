@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
@@ -14,17 +15,19 @@ import pytest
 import torch
 from pinning_engine import POOL_TOKENS, PinningEngine
 from prometheus_client import CollectorRegistry
-from session_values import ANA, BO, Clock
+from session_values import ANA, BO, Clock, segment
 from words import ByteTokenizer
 
-from memstore.kv.session_files import session_file
-from memstore.session_log import SessionLog, VolatileSessionLog
+from memstore import OwnerId
+from memstore.kv.session_files import PART, session_file
+from memstore.session_log import LogEntry, SessionId, SessionLog, VolatileSessionLog
+from sgl_stateful.errors import SessionClosed, SessionVersionConflict
 from sgl_stateful.sessions.content import Content, Renderer
 from sgl_stateful.sessions.hold import Readback
 from sgl_stateful.sessions.metrics import SessionMetrics
 from sgl_stateful.sessions.service import Options, SessionService
 from sgl_stateful.sessions.session import Session
-from sgl_stateful.sessions.snapshot_file import SnapshotHeader, tokens_digest, write_snapshot
+from sgl_stateful.sessions.snapshot_file import SnapshotHeader, read_header, tokens_digest, write_snapshot
 from sgl_stateful.sessions.snapshots import SnapshotFolder
 from sgl_stateful.sessions.snapshotting import SessionSnapshots
 
@@ -43,25 +46,35 @@ class WritingEngine(PinningEngine):
         self.folder = folder
         self.foreground = 0
         self.is_slow = False
-        self.weights: str | None = ""
         self.asked: list[str] = []
+        self.looked: list[str] = []
+        self.out_of_order: set[str] = set()
         self._pending: dict[str, list[int]] = {}
 
     async def control(self, op: str, payload: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
         body = dict(payload or {})
+        if op in self.out_of_order:
+            raise RuntimeError(f"control call {op!r} failed")
         match op:
             case "snapshot_write":
+                self.looked.append(body["name"])
+                ids = self._in_pool(body["token_ids"], body["salt"])
+                if len(ids) < body["least_tokens"]:
+                    return {"state": "not_in_pool"}
+                if body.get("look"):
+                    return {"state": "in_pool", "tokens": len(ids)}
                 self.asked.append(body["name"])
-                self._pending[body["name"]] = body["token_ids"]
+                self._pending[body["name"]] = ids
                 return {"state": "writing"}
             case "snapshot_state":
                 return self._finish(body["name"])
             case "snapshot_drop":
                 return {"dropped": sum(self._pending.pop(name, None) is not None for name in body["names"])}
-            case "snapshot_fence":
-                self.weights = body["weights"]
-                return {}
         return await super().control(op, payload)
+
+    def _in_pool(self, ids: list[int], salt: str) -> list[int]:
+        tree = self._cached.get(salt, set())
+        return ids[: max((n for n in range(len(ids) + 1) if tuple(ids[:n]) in tree), default=0)]
 
     def _finish(self, name: str) -> Mapping[str, Any]:
         if name not in self._pending:
@@ -241,7 +254,7 @@ async def test_new_weights_make_all_of_them_wrong(make: Make) -> None:
         await setup.sessions.weights_changing()
         assert setup.engine.weights is None
         assert setup.snapshots.readback(session) is None
-        await setup.sessions.weights_changed("+1")
+        await setup.sessions.weights_changed()
         assert setup.files() == set()
         assert setup.engine.weights.startswith("+")
         await setup.sessions.refresh(session.header.id, ANA)
@@ -259,10 +272,15 @@ async def test_after_a_restart_those_of_the_log_are_found_and_others_go(make: Ma
         kept = await setup.written(session)
         await setup.written(gone)
     log.delete(gone.header.owner, gone.header.id)
+    abandoned, written_now = kept + PART, session_file(OwnerId(BO), SessionId("now")) + PART
     async with make(log) as setup:
+        for name in (abandoned, written_now):
+            (setup.folder / name).touch()
+        os.utime(setup.folder / abandoned, (0, 0))
+        await setup.sessions._upkeep.look_through_log(grace_s=60.0)
         again = await setup.sessions.get(session.header.id, ANA)
         assert setup.snapshots.readback(again) == Readback(kept, session.num_tokens, 256)
-        await setup.until(lambda: setup.files() == {kept})
+        assert setup.files() == {kept}
 
 
 async def test_the_budget_holds_the_sessions_used_last(make: Make) -> None:
@@ -299,3 +317,196 @@ async def test_where_prefill_is_faster_nothing_is_read(make: Make) -> None:
         assert setup.snapshots.readback(session) == Readback(name, session.num_tokens, 300)
         setup.snapshots.prefilled(30_000, seconds=1.0)
         assert setup.snapshots.readback(session) is None
+
+
+# ---- what the pool has lost ----
+
+
+async def shrunk(setup: Setup) -> tuple[Session, str]:
+    """A session of which more is to be written than its snapshot has, and of which the pool has less than that."""
+    session = await setup.sessions.create(ANA, content(1000), PLAIN)
+    name = await setup.written(session)
+    setup.engine.foreground = 1
+    await setup.sessions.append(session.header.id, ANA, content(600))
+    [salt] = setup.engine._cached
+    setup.engine._cached[salt] = {ids for ids in setup.engine._cached[salt] if len(ids) <= 300}
+    return session, name
+
+
+async def test_a_snapshot_gives_way_to_no_shorter_one(make: Make) -> None:
+    async with make() as setup:
+        session, name = await shrunk(setup)
+        setup.engine.looked.clear()
+        setup.engine.foreground = 0
+        await setup.until(lambda: setup.engine.looked != [])
+        other = await setup.sessions.create(BO, content(300), PLAIN)
+        await setup.written(other)
+        assert read_header(setup.folder / name).num_tokens == 1001
+        assert setup.engine.asked.count(name) == 1
+        readback = setup.snapshots.readback(session)
+        assert readback is not None
+        assert readback.tokens == 1001
+
+
+async def test_a_pin_that_was_given_up_is_noticed_before_anything_is_written(make: Make) -> None:
+    async with make() as setup:
+        session, name = await shrunk(setup)
+        setup.engine.lost[session.header.id] = "reclaimed"
+        del setup.engine.pins[session.header.id]
+        setup.engine.looked.clear()
+        setup.engine.foreground = 0
+        await setup.until(lambda: session.lost == "reclaimed")
+        assert (setup.engine.looked, setup.engine.asked.count(name)) == ([], 1)
+        await setup.sessions.refresh(session.header.id, ANA)
+        await setup.written(session)
+
+
+async def test_nothing_makes_room_for_what_is_not_in_the_pool(make: Make) -> None:
+    async with make(budget_bytes=305 * BYTES_PER_TOKEN + 2000) as setup:
+        kept = await setup.sessions.create(ANA, content(300), PLAIN)
+        name = await setup.written(kept)
+        setup.engine.foreground = 1
+        setup.clock.now += 10
+        other = await setup.sessions.create(BO, content(300), PLAIN)
+        setup.engine._cached = {salt: set() for salt in setup.engine._cached}
+        setup.engine.looked.clear()
+        setup.engine.foreground = 0
+        await setup.until(lambda: setup.engine.looked != [])
+        third = await setup.sessions.create(
+            BO, content(200), PLAIN
+        )  # which gives the writer time, and is never written
+        await setup.sessions.show([third, other])
+        assert setup.files() == {name}
+        assert setup.snapshots.covered(kept) == kept.num_tokens
+
+
+# ---- the ways in which a session ends ----
+
+
+async def test_what_another_server_has_closed_leaves_no_snapshot(make: Make) -> None:
+    async with make() as setup:
+        session = await setup.sessions.create(ANA, content(300), PLAIN)
+        await setup.written(session)
+        setup.log.delete(session.header.owner, session.header.id)
+        with pytest.raises(SessionClosed):
+            await setup.sessions.append(session.header.id, ANA, content(1))
+        assert setup.files() == set()
+        assert remembered(setup, session) == 0
+
+
+async def test_a_session_that_the_log_has_lost_ends_here(make: Make) -> None:
+    async with make() as setup:
+        session = await setup.sessions.create(ANA, content(300), PLAIN)
+        kept = await setup.sessions.create(BO, content(300), PLAIN)
+        await setup.written(session)
+        name = await setup.written(kept)
+        setup.log.purge(session.header.owner)  # by another process, and the feed does not tell
+        await setup.sessions._upkeep.look_through_log(grace_s=60.0)
+        with pytest.raises(SessionClosed):
+            await setup.sessions.get(session.header.id, ANA)
+        assert (setup.files(), set(setup.engine.pins)) == ({name}, {kept.header.id})
+        assert remembered(setup, session) == 0
+
+
+async def test_a_session_that_goes_on_elsewhere_is_not_remembered(make: Make) -> None:
+    async with make() as setup:
+        session = await setup.sessions.create(ANA, content(300), PLAIN)
+        name = await setup.written(session)
+        entry = LogEntry(2, 1, 1, (segment(1, 2, 3),))
+        setup.log.append(session.header.owner, session.header.id, entry, used_at=setup.clock.now)
+        with pytest.raises(SessionVersionConflict):
+            await setup.sessions.append(session.header.id, ANA, content(1))
+        assert remembered(setup, session) == 0
+        again = await setup.sessions.get(session.header.id, ANA)
+        assert (again.version, setup.snapshots.readback(again)) == (2, Readback(name, session.num_tokens, 256))
+
+
+def remembered(setup: Setup, session: Session) -> int:
+    """In how many tables there is something of the session, its snapshot apart."""
+    snapshots = setup.snapshots
+    return sum(
+        session.header.id in table for table in (snapshots._covered, snapshots._unchanged, snapshots._not_before)
+    )
+
+
+@pytest.mark.parametrize("op", ["unpin", "snapshot_drop"])
+async def test_a_scheduler_that_does_not_answer_keeps_nothing_of_a_closed_session(make: Make, op: str) -> None:
+    async with make() as setup:
+        session = await setup.sessions.create(ANA, content(300), PLAIN)
+        await setup.written(session)
+        setup.engine.out_of_order = {op}
+        with pytest.raises(RuntimeError):
+            await setup.sessions.close(session.header.id, ANA)
+        assert setup.log.header(session.header.id) is None
+        setup.engine.out_of_order = set()
+        await setup.sessions.sweep()
+        assert (setup.files(), setup.engine.pins) == (set(), {})
+
+
+async def test_a_file_that_cannot_be_removed_is_removed_later(make: Make) -> None:
+    async with make() as setup:
+        session = await setup.sessions.create(ANA, content(300), PLAIN)
+        file = setup.folder / await setup.written(session)
+        file.unlink()
+        file.mkdir()  # which no unlink removes
+        with pytest.raises(OSError, match="directory"):
+            await setup.sessions.close(session.header.id, ANA)
+        await setup.sessions.sweep()
+        file.rmdir()
+        file.write_bytes(b"kv")
+        await setup.sessions.sweep()
+        assert setup.files() == set()
+
+
+# ---- failures ----
+
+
+async def test_a_bug_does_not_end_the_writing(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with make() as setup:
+        seen: list[str] = []
+        make_room = SnapshotFolder.make_room
+
+        def failing_once(folder: SnapshotFolder, name: str, *rest: Any, **more: Any) -> Any:
+            seen.append(name)
+            if len(seen) == 1:
+                raise KeyError(name)
+            return make_room(folder, name, *rest, **more)
+
+        monkeypatch.setattr(SnapshotFolder, "make_room", failing_once)
+        first = await setup.sessions.create(ANA, content(300), PLAIN)
+        await setup.until(lambda: seen != [])
+        second = await setup.sessions.create(BO, content(300), PLAIN)
+        await setup.written(second)
+        assert setup.snapshots.covered(first) == 0
+
+
+async def test_a_scheduler_that_was_not_told_of_new_weights_is_told_later(make: Make) -> None:
+    async with make() as setup:
+        await setup.sessions.weights_changing()
+        setup.engine.out_of_order = {"snapshot_fence"}
+        await setup.sessions.weights_changed()
+        assert setup.engine.weights is None
+        setup.engine.out_of_order = set()
+        await setup.until(lambda: setup.engine.weights is not None)
+        assert setup.engine.weights == setup.snapshots.weights.name != ""
+
+
+async def test_where_the_scheduler_cannot_be_told_no_weights_are_updated(make: Make) -> None:
+    async with make() as setup:
+        setup.engine.out_of_order = {"snapshot_fence"}
+        with pytest.raises(RuntimeError):
+            await setup.sessions.weights_changing()
+        setup.engine.out_of_order = set()
+        session = await setup.sessions.create(ANA, content(300), PLAIN)
+        await setup.written(session)
+        assert setup.engine.weights == ""
+
+
+async def test_two_updates_at_once_open_the_fence_once_both_have_ended(make: Make) -> None:
+    async with make() as setup:
+        await setup.sessions.weights_changing()
+        await setup.sessions.weights_changing()
+        await setup.sessions.weights_changed()
+        assert setup.engine.weights is None
+        await setup.sessions.weights_changed()
+        assert setup.engine.weights == setup.snapshots.weights.name != ""

@@ -121,6 +121,28 @@ def test_a_scan_finds_what_can_be_read_and_removes_what_nobody_can(tmp_path: Pat
     assert {file.name for file in tmp_path.iterdir()} == {good, foreign, fresh + PART, "notes.txt"}
 
 
+def test_one_file_that_cannot_be_read_hides_no_other(tmp_path: Path) -> None:
+    names = [session_file(ANA, SessionId(i)) for i in "abc"]
+    write(tmp_path, names[0])
+    (tmp_path / names[1]).mkdir()
+    write(tmp_path, names[2])
+    folder = SnapshotFolder(tmp_path, budget_bytes=1)
+    assert folder.scan("f") == {"a": header(), "c": header()}
+    with pytest.raises(OSError, match=names[1]):
+        folder.remove_orphans(folder.names(), set())
+    assert folder.names() == [names[1]]
+
+
+def test_after_an_update_of_the_weights_others_are_looked_for(tmp_path: Path) -> None:
+    base, mine, theirs = (session_file(ANA, SessionId(i)) for i in "abc")
+    write(tmp_path, base)
+    write(tmp_path, mine, fingerprint="f+mine")
+    write(tmp_path, theirs, fingerprint="f+theirs")
+    folder = SnapshotFolder(tmp_path, budget_bytes=1)
+    assert set(folder.scan("f", weights="+mine")) == {"b"}
+    assert set(folder.names()) == {base, mine}
+
+
 def test_a_purge_removes_one_owner_s(tmp_path: Path) -> None:
     folder = tmp_path / "sessions"
     folder.mkdir()
@@ -190,7 +212,22 @@ def test_nothing_used_since_gives_way(budget: Budget) -> None:
 
 
 def test_a_file_takes_the_place_of_its_former_self(budget: Budget) -> None:
-    assert budget.make_room("old", 100, 1000) == []
+    assert budget.make_room("new", 100, 2000) == ["new"], "there is no room for both, and no other has to go for it"
+    assert budget.make_room("new", 100, 2000) == []
+    assert budget.left() == {"old", "older"}
+
+
+def test_a_former_file_counts_until_the_new_one_is_there(budget: Budget) -> None:
+    assert budget.make_room("old", 150, 1000) == ["older", "old"]
+    assert budget.left() == {"new"}
+
+
+def test_a_former_file_stays_where_both_fit(budget: Budget) -> None:
+    (budget.path / session_file(ANA, SessionId("older"))).unlink()
+    half = session_file(ANA, SessionId("new")) + PART
+    (budget.path / half).write_bytes(bytes(250))  # what a crash has left: the new one takes its place
+    assert budget.make_room("new", 100, 2000) == []
+    assert budget.left() == {"old", "new"}
 
 
 # ---- rates ----
