@@ -31,7 +31,7 @@ from locomo.runs.config import ANSWERABLE, RunConfig
 from locomo.runs.folder import RunFolder
 from locomo.runs.header import header_of
 from locomo.runs.runner import Runner
-from locomo.runs.servers import serving
+from locomo.runs.servers import Endpoint, asking, serving
 from locomo.scores import score_run
 from locomo.scores.files import SCORE, read_scored, write_score
 from locomo.scores.table import render
@@ -71,7 +71,9 @@ def main() -> None:
 def run(
     out: Out,
     data: Data,
-    model: Annotated[Path, typer.Option(help="Model directory: tokenizer, and weights where a server is started.")],
+    model: Annotated[
+        Path | None, typer.Option(help="Model directory: tokenizer, and weights where a server is started.")
+    ] = None,
     arms: Annotated[str, typer.Option(help="Comma-separated, as in text/tail@10.")] = ",".join(DEFAULT_ARMS),
     units: Annotated[UnitKind, typer.Option(help="What is a fact.")] = UnitKind.OBSERVATIONS,
     questions: Annotated[int, typer.Option(min=0, help="How many, stratified; 0 takes all.")] = 200,
@@ -83,6 +85,11 @@ def run(
     seed: Annotated[int, typer.Option(help="Of the sample of questions.")] = 0,
     url: Annotated[str | None, typer.Option(help="A running server of ours; by default one is started.")] = None,
     precise_url: Annotated[str | None, typer.Option(help="One in fp32, for floor/fp32.")] = None,
+    endpoint: Annotated[
+        str | None, typer.Option(help="An OpenAI-compatible endpoint in place of a server of ours, for text arms.")
+    ] = None,
+    endpoint_model: Annotated[str | None, typer.Option(help="The model's name there.")] = None,
+    endpoint_key_env: Annotated[str | None, typer.Option(help="The environment variable with its key.")] = None,
     server_flag: Annotated[
         list[str] | None, typer.Option(help="One more argument for the server that is started; repeatable.")
     ] = None,
@@ -97,7 +104,7 @@ def run(
             ids=tuple(int(part) for part in ids.split(",")),
             conversations=tuple(part.strip() for part in conversations.split(",") if part.strip()),
             max_tokens=max_tokens,
-            fidelity=fidelity,
+            fidelity=fidelity and endpoint is None,  # an endpoint gives no log probabilities of the gold
             choices=choices,
             seed=seed,
         )
@@ -106,17 +113,33 @@ def run(
         _check_hash(digest, data, allowed=allow_data_changes)
         folder = RunFolder(out)
         out.mkdir(parents=True, exist_ok=True)
-        console.print(f"servers start; their logs are in {out}", highlight=False)
-        with (
-            serving(
-                config, model=model, folder=out, url=url, precise_url=precise_url, flags=server_flag or ()
-            ) as servers,
-            _progress() as progress,
-        ):
+        if endpoint is not None:
+            found = _endpoint(endpoint, endpoint_model, endpoint_key_env)
+            connected = asking(found, config)
+        elif model is not None:
+            console.print(f"servers start; their logs are in {out}", highlight=False)
+            flags = server_flag or ()
+            connected = serving(config, model=model, folder=out, url=url, precise_url=precise_url, flags=flags)
+        else:
+            raise ConfigError("a run needs --model, or --endpoint and --endpoint-model")
+        with connected as servers, _progress() as progress:
             folder.begin(config, header_of(digest, servers.system.describe()))
             runner = Runner(config, servers.system, folder, precise=servers.precise, progress=progress)
             asked = runner.run(samples)
         console.print(f"{asked} questions asked, {len(folder.done())} rows in {out}", highlight=False)
+
+
+def _endpoint(url: str, model: str | None, key_env: str | None) -> Endpoint:
+    if model is None:
+        raise ConfigError("an endpoint needs --endpoint-model")
+    return Endpoint(url, model, _key(key_env, "--endpoint-key-env"))
+
+
+def _key(variable: str | None, option: str) -> str | None:
+    key = None if variable is None else os.environ.get(variable)
+    if variable is not None and not key:
+        raise ConfigError(f"the environment has no {variable}, where {option} says that the key is")
+    return key
 
 
 @app.command()
@@ -212,10 +235,7 @@ def _judge_settings(
         return None
     if url is None or model is None:
         raise ConfigError("a judge needs --judge-url and --judge-model")
-    key = None if key_env is None else os.environ.get(key_env)
-    if key_env is not None and not key:
-        raise ConfigError(f"the environment has no {key_env}, where --judge-key-env says that the judge's key is")
-    return JudgeSettings(url, model, api_key=key, prompt_file=prompt)
+    return JudgeSettings(url, model, api_key=_key(key_env, "--judge-key-env"), prompt_file=prompt)
 
 
 @contextmanager

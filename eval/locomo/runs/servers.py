@@ -1,23 +1,53 @@
-"""The servers of a run: those that are running already, or ones that the run starts on a store in its folder."""
+"""The servers of a run: ones that are running, ones that the run starts on a store in its folder, or an endpoint."""
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from locomo.arms.base import System
+from locomo.arms.openai import OpenAIEndpoint
 from locomo.arms.stateful import StatefulServer
 from locomo.runs.config import RunConfig
 from locomo.server import ServerProcess
+from memstore import SentenceTransformerEmbedder
 
 
 @dataclass(frozen=True, slots=True)
 class Servers:
     """What a run talks to; ``precise`` only where an arm needs fp32."""
 
-    system: StatefulServer
+    system: System
     precise: StatefulServer | None
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """An OpenAI-compatible chat endpoint; ``url`` as in ``https://host/v1``."""
+
+    url: str
+    model: str
+    api_key: str | None
+
+
+@contextmanager
+def asking(endpoint: Endpoint, config: RunConfig) -> Iterator[Servers]:
+    """Connect to an endpoint; what is retrieved for it comes from a store of ours that ends with the run."""
+    with (
+        tempfile.TemporaryDirectory(prefix="locomo-") as store,
+        OpenAIEndpoint(
+            endpoint.url,
+            endpoint.model,
+            api_key=endpoint.api_key,
+            store=Path(store) / "memory",
+            embedder=SentenceTransformerEmbedder(),
+            max_tokens=config.max_tokens,
+        ) as system,
+    ):
+        yield Servers(system, None)
 
 
 @contextmanager
