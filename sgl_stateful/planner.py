@@ -57,7 +57,10 @@ class PromptPlanner:
         salt: str,
         report: Report,
     ) -> Prepared:
-        """The prompt with the best hits that fit (named facts: the first), spliced where they have an encoding; ``report`` is filled in."""
+        """The prompt with the best hits that fit (of named facts the first), spliced where they have an encoding.
+
+        ``report`` is filled in.
+        """
         codec = self._codec
         hits, report.dropped_for_length = self._fit(hits, len(head) + len(tail) + reserve_tokens)
         tokens = [codec.encode_fact(hit.fact) for hit in hits]

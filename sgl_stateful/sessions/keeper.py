@@ -190,7 +190,9 @@ class SessionKeeper:
             if change.gives_way:
                 await self.unpin([session])
             if not is_in_pool and (ids := change.token_ids()):
-                prefilled, cached = await self.prefill(session, ids, pin=change.pin)
+                salt = await self.salt(session.header.owner)
+                if await self.pins.is_worth_prefilling(change, ids, salt=salt):
+                    prefilled, cached = await self.prefill(session, ids, pin=change.pin)
         except BaseException:
             self.table.abandon(change)
             raise

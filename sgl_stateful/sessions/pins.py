@@ -10,7 +10,10 @@ from memstore.session_log import SessionId
 from sgl_stateful.engine_port import EnginePort
 
 from .metrics import SessionMetrics
-from .session import Session
+from .session import Change, Session
+
+# So few tokens are prefilled whatever the pool has dropped.
+_WORTH_TOKENS = 64
 
 
 class EnginePins:
@@ -42,6 +45,17 @@ class EnginePins:
         """Count what the scheduler says with a request of a session: that its pin had been lost."""
         if report is not None and report.get("lost") is not None:
             self._metrics.lost(report["lost"])
+
+    async def is_worth_prefilling(self, change: Change, token_ids: Sequence[int], *, salt: str) -> bool:
+        """Whether a change is prefilled ahead of its question.
+
+        Of what is not pinned the pool may have dropped most, and may drop it again before it is asked: then new data
+        waits for the question, and all of it is prefilled once.
+        """
+        if change.pin or change.session.version == 0:
+            return True
+        found = await self._engine.control("cached", {"token_ids": list(token_ids), "salt": salt})
+        return len(token_ids) - int(found["tokens"]) <= 2 * change.appended_tokens + _WORTH_TOKENS
 
     async def look(self, sessions: Sequence[Session]) -> None:
         """Learn which of these sessions' KV has left the pool."""

@@ -15,7 +15,7 @@ from sgl_stateful.settings import StatefulSettings
 from . import pressure, waiting
 from .pins import PinTable
 from .prefix_cache import StatefulRadixCache
-from .session_kv import snapshot_control
+from .session_kv import cached_tokens, snapshot_control
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class StatefulScheduler(scheduler.Scheduler):
         return super().update_running_batch(batch)
 
     def handle_stateful_control(self, request: StatefulControlReqInput) -> StatefulControlReqOutput:
-        """Answer ``describe``, ``stats``, ``drop``, ``sweep``, ``fence``, ``pins``, ``unpin`` or ``snapshot_…``."""
+        """Answer one control call; see ``_stateful_control`` for those there are."""
         cache = self.tree_cache
         if not isinstance(cache, StatefulRadixCache):
             return StatefulControlReqOutput(payload=json.dumps({"error": "--radix-cache-backend is not 'stateful'"}))
@@ -94,6 +94,8 @@ class StatefulScheduler(scheduler.Scheduler):
             case "unpin":
                 pins = attached_pins(cache)
                 return {"unpinned": sum(pins.unpin(i, fence) for i, fence in body["session_ids"].items())}
+            case "cached":
+                return {"tokens": cached_tokens(cache, body)}
             case "snapshot_write" | "snapshot_state" | "snapshot_drop" | "snapshot_fence":
                 return snapshot_control(cache, op, body)
             case _:

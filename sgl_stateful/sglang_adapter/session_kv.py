@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from sglang.srt.mem_cache.base_prefix_cache import EvictParams, MatchPrefixParams
+from sglang.srt.mem_cache.base_prefix_cache import EvictParams, MatchPrefixParams, MatchResult
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from memstore.kv.session_files import PART
@@ -207,6 +207,17 @@ def load_snapshot(
     return slots, {"state": "read", "tokens": end - start, "bytes": num_bytes, "ms": ms}
 
 
+def cached_tokens(cache: StatefulRadixCache, body: dict[str, Any]) -> int:
+    """How many of ``token_ids`` the pool has under ``salt``, from the first on."""
+    return int(_match(cache, body)[1].device_prefix_len)
+
+
+def _match(cache: StatefulRadixCache, body: dict[str, Any]) -> tuple[array[int], MatchResult]:
+    ids = array("q", body["token_ids"])
+    key = RadixKey(ids, None, is_bigram=cache.tree_core.is_eagle, cache_salt=body["salt"])
+    return ids, cache.match_prefix(MatchPrefixParams(key=key))
+
+
 def snapshot_control(cache: StatefulRadixCache, op: str, body: dict[str, Any]) -> dict[str, Any]:
     """Answer ``snapshot_write``, ``snapshot_state``, ``snapshot_drop`` or ``snapshot_fence``.
 
@@ -218,9 +229,7 @@ def snapshot_control(cache: StatefulRadixCache, op: str, body: dict[str, Any]) -
         return {"state": "dropped"}
     match op:
         case "snapshot_write":
-            ids = array("q", body["token_ids"])
-            key = RadixKey(ids, None, is_bigram=cache.tree_core.is_eagle, cache_salt=body["salt"])
-            match = cache.match_prefix(MatchPrefixParams(key=key))
+            ids, match = _match(cache, body)
             tokens = match.device_prefix_len
             if tokens < max(body["least_tokens"], 1):
                 return {"state": "not_in_pool"}

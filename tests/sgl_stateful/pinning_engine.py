@@ -98,6 +98,9 @@ class PinningEngine:
         if op == "snapshot_fence":
             self.weights = body["weights"]
             return {}
+        if op == "cached":
+            ids, tree = tuple(body["token_ids"]), self._cached.get(body["salt"], set())
+            return {"tokens": max((n for n in range(len(ids) + 1) if ids[:n] in tree), default=0)}
         assert op == "pins", op
         pinned = sum(map(len, self.pins.values()))
         return {

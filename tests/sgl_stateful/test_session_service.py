@@ -969,3 +969,32 @@ async def test_what_another_release_called_the_same_model_is_served(make: Callab
     now = make(model="model", former_models=["of an earlier release"])
     await now.append(session.header.id, ANA, text("d"))
     assert shown(await now.get(session.header.id, ANA)) == "abcd"
+
+
+async def test_new_data_of_what_is_not_pinned_waits_for_its_question_where_the_pool_has_dropped_the_rest(
+    make: Callable[..., SessionService], engine: PinningEngine
+) -> None:
+    sessions = make()
+    session = await sessions.create(ANA, text("x" * 499), replace(PLAIN, pin=False))
+    kept = await sessions.append(session.header.id, ANA, text("y" * 10))
+    assert (kept.prefilled_tokens, kept.cached_tokens) == (10, 500)
+    engine.flush()
+    sent = len(engine.sent)
+    lost = await sessions.append(session.header.id, ANA, text("z" * 10))
+    assert (lost.prefilled_tokens, lost.cached_tokens, lost.session.version) == (0, 0, 3)
+    assert len(engine.sent) == sent
+    # Of 720 tokens 200 are new: more than twice that, and 64, are missing. Of 1420 with 700 new ones not.
+    more = await sessions.append(session.header.id, ANA, text("z" * 200))
+    assert more.prefilled_tokens == 0
+    much = await sessions.append(session.header.id, ANA, text("z" * 700))
+    assert much.prefilled_tokens == 1420
+
+
+async def test_new_data_of_a_pinned_session_is_prefilled_whatever_the_pool_has_dropped(
+    make: Callable[..., SessionService], engine: PinningEngine
+) -> None:
+    sessions = make()
+    session = await sessions.create(ANA, text("x" * 499), PLAIN)  # and the tokenizer's first token
+    engine.flush()
+    made = await sessions.append(session.header.id, ANA, text("y" * 10))
+    assert (made.prefilled_tokens, made.cached_tokens) == (510, 0)
