@@ -38,11 +38,11 @@ class MemoryParams(BaseModel):
     order
         ``relevance_last`` puts the best fact nearest the question; ``chronological`` keeps the order of arrival.
     min_score
-        Leave out facts below this score: a cosine similarity, or what else ``search`` ranks by.
+        Leave out facts below this score: of what ``search`` ranks by, as the response shows it.
     where
         Only facts that pass this filter over stream, speaker, time and metadata (see ``memstore.search.filters``).
     search
-        Rank by ``vector``, by ``keyword`` (BM25), or by both (``hybrid``).
+        Rank by ``vector``, by ``keyword`` (BM25), or by both (``hybrid``), which finds most.
     query
         What to search for; by default the last user message (or the prompt).
     policy
@@ -61,7 +61,7 @@ class MemoryParams(BaseModel):
     order: Order = "relevance_last"
     min_score: float | None = Field(None, ge=-1, le=1)
     where: dict[str, Any] | None = None
-    search: Search = "vector"
+    search: Search = "hybrid"
     query: str | None = None
     policy: str | None = None
     insert_at: int = Field(0, ge=0, strict=True)

@@ -26,6 +26,8 @@ from locomo import reporting, runs
 from locomo.dataset import file_sha256, load
 from locomo.errors import ConfigError, DatasetError, LocomoError, ReportInputError, RunError
 from locomo.judging.judge import Judge, JudgeSettings, open_judge
+from locomo.retrieval.command import retrieval
+from locomo.retrieval.reference import PUBLISHED_SHA256
 from locomo.retrieval.units import UnitKind
 from locomo.runs.config import ANSWERABLE, RunConfig
 from locomo.runs.folder import RunFolder
@@ -37,7 +39,6 @@ from locomo.scores.files import SCORE, read_scored, write_score
 from locomo.scores.table import render
 from locomo.scoring.audited import load_audit
 
-PUBLISHED_SHA256 = "79fa87e90f04081343b8c8debecb80a9a6842b76a7aa537dc9fdf651ea698ff4"
 DEFAULT_ARMS = (
     "none",
     "text/tail@10",
@@ -140,6 +141,9 @@ def _key(variable: str | None, option: str) -> str | None:
     if variable is not None and not key:
         raise ConfigError(f"the environment has no {variable}, where {option} says that the key is")
     return key
+
+
+app.command()(retrieval)
 
 
 @app.command()

@@ -22,7 +22,7 @@ def test_defaults() -> None:
         "order": "relevance_last",
         "min_score": None,
         "where": None,
-        "search": "vector",
+        "search": "hybrid",
         "query": None,
         "policy": None,
         "insert_at": 0,

@@ -38,7 +38,7 @@ async def started(service: MemoryService, *, encode: bool = True) -> list[Fact]:
 
 
 def prepare(service: MemoryService, *, reserve_tokens: int = 16, query: str = QUERY, **params: Any) -> Prepared:
-    values: dict[str, Any] = {"owner": "ana", "k": 3}
+    values: dict[str, Any] = {"owner": "ana", "k": 3, "search": "vector"}
     return service.prepare_ids(
         MemoryParams(**(values | params)), head=HEAD, tail=TAIL, query=query, reserve_tokens=reserve_tokens
     )
