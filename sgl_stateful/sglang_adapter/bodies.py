@@ -105,7 +105,7 @@ class SupersedeBody(_ChangeBody):
 
 
 class SearchBody(BaseModel):
-    """A search without a prompt."""
+    """A search without a prompt, as a request with memory would search."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -114,4 +114,4 @@ class SearchBody(BaseModel):
     k: int = Field(10, ge=0, le=MAX_LISTED)
     min_score: float | None = None
     where: dict[str, Any] | None = None
-    mode: Literal["vector", "keyword", "hybrid"] = "vector"
+    mode: Literal["vector", "keyword", "hybrid"] = "hybrid"
