@@ -133,7 +133,7 @@ class FactOperations:
         k: int = 10,
         min_score: float | None = None,
         where: Mapping[str, Any] | None = None,
-        mode: Literal["vector", "keyword", "hybrid"] = "vector",
+        mode: Literal["vector", "keyword", "hybrid"] = "hybrid",
     ) -> Steps[tuple[Hit, ...]]:
         """Up to ``k`` facts, the best first; ``where`` filters as in ``custom_params.memory``."""
         name = owner_of(owner, self._default_owner)
