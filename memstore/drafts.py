@@ -1,4 +1,4 @@
-"""Texts of facts to vectors, long ones in parts."""
+"""Facts to vectors, long ones in parts."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
@@ -6,30 +6,35 @@ from typing import TypeAlias
 from memstore.embedding import Embedder, Vectors, unit_rows
 from memstore.errors import EmbeddingError
 from memstore.search.chunks import split_for_embedding
+from memstore.searchable import Line, line_of
+from memstore.types import Fact, NewFact
 
 Progress: TypeAlias = Callable[[int, int], None]
-"""Called with (texts embedded so far, texts to embed)."""
+"""Called with (facts embedded so far, facts to embed)."""
+
+# Of the embedder's limit: a longer prefix would leave the text no room beside it.
+_LONGEST_PREFIX = 0.5
 
 
-def embed_texts(
-    embedder: Embedder, texts: Sequence[str], *, batch: int, on_progress: Progress | None = None
+def embed_facts(
+    embedder: Embedder, facts: Sequence[Fact | NewFact], *, batch: int, on_progress: Progress | None = None
 ) -> list[Vectors]:
-    """Return the vectors `[num_chunks, dimension]` of each text: several rows where it exceeds the embedder's limit.
+    """Return the vectors `[num_chunks, dimension]` of each fact's line, several rows where it exceeds the limit.
 
     Parameters
     ----------
     batch
-        Texts, or parts of them, that are embedded at once.
+        Lines, or parts of them, that are embedded at once.
 
     Raises
     ------
     EmbeddingError
-        Naming the position of a text that has no usable vector.
+        Naming the position of a fact whose line has no usable vector.
     """
     chunks: list[str] = []
     ends: list[int] = []
-    for text in texts:
-        chunks += split_for_embedding(text, max_tokens=embedder.max_tokens, count_tokens=embedder.count_tokens)
+    for fact in facts:
+        chunks += _parts(embedder, line_of(fact))
         ends.append(len(chunks))
     rows: list[Vectors] = []
     done = 0
@@ -41,12 +46,26 @@ def embed_texts(
             if error.position is None:
                 raise
             position = next(i for i, end in enumerate(ends) if start + error.position < end)
-            raise EmbeddingError(f"text {position} of {len(texts)} has no usable vector", position=position) from error
+            raise EmbeddingError(f"text {position} of {len(facts)} has no usable vector", position=position) from error
         while done < len(ends) and ends[done] <= len(rows):
             done += 1
         if on_progress is not None:
-            on_progress(done, len(texts))
+            on_progress(done, len(facts))
     return [
         unit_rows(rows[start:end], rows=end - start, dimension=embedder.dimension)
         for start, end in zip([0, *ends], ends, strict=False)
     ]
+
+
+def _parts(embedder: Embedder, line: Line) -> list[str]:
+    """Return a line whole where it fits, else its text in parts, each behind the prefix, which is true of all."""
+    whole, limit = str(line), embedder.max_tokens
+    if embedder.count_tokens(whole) <= limit:
+        return [whole]
+    prefix, text = line
+    if prefix and embedder.count_tokens(prefix) > _LONGEST_PREFIX * limit:
+        prefix, text = "", whole
+    windows = split_for_embedding(
+        text, max_tokens=limit, count_tokens=lambda window: embedder.count_tokens(prefix + window)
+    )
+    return [prefix + window for window in windows]

@@ -30,7 +30,7 @@
         ├── StoreRefused              wrong user, password or permissions
         ├── StoreTLSError             the certificate of either side is not accepted
         ├── FeedGap                   changes were trimmed before they were read
-        ├── EmbedderMismatch          the vectors were made by another embedder
+        ├── EmbedderMismatch          the vectors were made by another embedder, or of other text
         └── BlobStoreError            the KV cache; facts are never affected
             ├── BlobStoreFull
             ├── BlobStoreReadOnly
@@ -201,18 +201,18 @@ class FeedGap(StoreError):
 
 
 class EmbedderMismatch(StoreError):
-    """The stored vectors come from another embedder; a reindex is needed.
+    """The stored vectors come from another embedder, or from a release that made them of other text.
 
     Attributes
     ----------
     stored, offered
-        Fingerprint in the store, and of the embedder that it was opened with.
+        What names the vectors in the store, and those of whoever opened it (`memstore.searchable.vectors_name`).
     """
 
     def __init__(self, *, stored: str, offered: str) -> None:
         super().__init__(
-            f"the vectors of this store were made by embedder {stored!r}, not {offered!r}: "
-            "reindex the store with the new embedder, or open it with the old one"
+            f"the vectors of this store are {stored!r}, not {offered!r}: "
+            "run `memstore reindex` to make them anew, or open the store with the embedder and release that made them"
         )
         self.stored = stored
         self.offered = offered

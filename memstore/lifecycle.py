@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Final, NamedTuple, TypeVar
 
-from memstore.drafts import Progress, embed_texts
+from memstore.drafts import Progress, embed_facts
 from memstore.embedding import Embedder, Vectors
 from memstore.errors import (
     BlobStoreError,
@@ -35,6 +35,7 @@ from memstore.records.base import (
     VectorUpdate,
 )
 from memstore.records.codec import content_digest
+from memstore.searchable import line_of, vectors_name
 from memstore.types import Fact, FactId, FactState, NewFact, OwnerId
 from memstore.validation import possible_ids, validate_expiry, validate_fact, validate_key
 
@@ -110,6 +111,7 @@ class Lifecycle:
     ) -> None:
         self._records = records
         self._embedder = embedder
+        self._vectors_name = vectors_name(embedder)
         self._embed_batch = embed_batch
         self._blobs = blobs
         self._clock = clock
@@ -193,7 +195,7 @@ class Lifecycle:
                 updated_at=self._clock(),
                 event_at=_event_at(new),
             )
-            vectors = self._embedded(new) if new.text != fact.text else None
+            vectors = self._embedded(new) if line_of(new) != line_of(fact) else None
             try:
                 self._apply(owner, Batch(replacements=[Replacement(replaced, fact, vectors)]))
             except DuplicateFact as error:
@@ -264,9 +266,9 @@ class Lifecycle:
 
     def reembed(self, owner: OwnerId, facts: Sequence[Fact]) -> None:
         """Make the vectors of `facts` anew, which are missing or damaged."""
-        vectors = embed_texts(self._embedder, [fact.text for fact in facts], batch=self._embed_batch)
+        vectors = embed_facts(self._embedder, facts, batch=self._embed_batch)
         updates = [VectorUpdate(f.seq, f.version, rows) for f, rows in zip(facts, vectors, strict=True)]
-        self._records.put_vectors(owner, updates, embedder=self._embedder.fingerprint)
+        self._records.put_vectors(owner, updates, embedder=self._vectors_name)
         logger.warning("made the vectors of %d facts anew, which were missing or damaged", len(updates))
 
     def head(self, owner: OwnerId) -> OwnerHead:
@@ -283,9 +285,9 @@ class Lifecycle:
         return self._records.get_many(owner, self._records.expired(owner, now=now))
 
     def check_embedder(self, stored: str | None) -> None:
-        """Raise `EmbedderMismatch` where the store's vectors are made with another embedder."""
-        if stored is not None and stored != self._embedder.fingerprint:
-            raise EmbedderMismatch(stored=stored, offered=self._embedder.fingerprint)
+        """Raise `EmbedderMismatch` where the store's vectors are another embedder's, or of another form."""
+        if stored is not None and stored != self._vectors_name:
+            raise EmbedderMismatch(stored=stored, offered=self._vectors_name)
 
     def alive(self, facts: Sequence[Fact]) -> list[Fact]:
         """Return the facts that have not expired."""
@@ -316,9 +318,9 @@ class Lifecycle:
     ) -> None:
         """Add the vectors of the facts with the digests `wanted` to `vectors`."""
         positions = [digests.index(digest) for digest in wanted] if len(wanted) < len(digests) else range(len(facts))
-        texts = [facts[position].text for position in positions]
+        chosen = [facts[position] for position in positions]
         try:
-            rows = embed_texts(self._embedder, texts, batch=self._embed_batch, on_progress=on_progress)
+            rows = embed_facts(self._embedder, chosen, batch=self._embed_batch, on_progress=on_progress)
         except EmbeddingError as error:
             if error.position is None:
                 raise
@@ -327,10 +329,10 @@ class Lifecycle:
         vectors.update(zip(wanted, rows, strict=True))
 
     def _embedded(self, fact: NewFact) -> Vectors:
-        return embed_texts(self._embedder, [fact.text], batch=self._embed_batch)[0]
+        return embed_facts(self._embedder, [fact], batch=self._embed_batch)[0]
 
     def _apply(self, owner: OwnerId, batch: Batch) -> Applied:
-        return self._records.apply(owner, batch, embedder=self._embedder.fingerprint)
+        return self._records.apply(owner, batch, embedder=self._vectors_name)
 
     def _drop_blobs(self, owner: OwnerId, fact_id: FactId) -> None:
         if self._blobs is None:

@@ -3,10 +3,11 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from memstore.drafts import Progress, embed_texts
+from memstore.drafts import Progress, embed_facts
 from memstore.embedding import Embedder
 from memstore.errors import FeedGap, StoreBusy, StoreDamaged
 from memstore.records.base import RecordStore, VectorUpdate
+from memstore.searchable import vectors_name
 from memstore.types import OwnerId
 
 _ROUNDS = 100
@@ -40,7 +41,7 @@ def reindex(
     ------
     EmbeddingError, StoreError
     """
-    target = embedder.fingerprint
+    target = vectors_name(embedder)
     previous = records.claim_embedder(target)
     embedded, counts = 0, dict[OwnerId, int]()
     position, pending = records.last_position(), records.owners()
@@ -76,11 +77,11 @@ def reindex(
 def _embed_missing(records: RecordStore, embedder: Embedder, owner: OwnerId, *, batch: int) -> Iterator[int]:
     """Go once through the facts of `owner` that lack vectors; yield how many got them, batch by batch."""
     after_seq = 0
-    while facts := records.unindexed(owner, embedder=embedder.fingerprint, limit=batch, after_seq=after_seq):
+    while facts := records.unindexed(owner, embedder=vectors_name(embedder), limit=batch, after_seq=after_seq):
         after_seq = facts[-1].seq
-        vectors = embed_texts(embedder, [fact.text for fact in facts], batch=batch)
+        vectors = embed_facts(embedder, facts, batch=batch)
         updates = [VectorUpdate(f.seq, f.version, rows) for f, rows in zip(facts, vectors, strict=True)]
-        yield records.put_vectors(owner, updates, embedder=embedder.fingerprint, is_reindex=True)
+        yield records.put_vectors(owner, updates, embedder=vectors_name(embedder), is_reindex=True)
 
 
 def _changed_since(records: RecordStore, position: int) -> set[OwnerId]:

@@ -37,7 +37,7 @@ class MemStoreSettings(BaseSettings):
     """What the vectors of those owners may take together."""
 
     near_duplicate_score: Annotated[float, Field(ge=-1, le=1)] = 0.95
-    """Cosine similarity from which on a fact is reported as a near duplicate of another."""
+    """Cosine similarity from which on a fact is reported as a near duplicate of another of the same speaker."""
 
     busy_timeout_s: Seconds = 30.0
     """How long a write waits for another writer."""

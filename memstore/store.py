@@ -17,6 +17,7 @@ from memstore.location import open_records
 from memstore.records.base import OwnerStats, RecordStore
 from memstore.search.searcher import Searcher
 from memstore.search.views import SearchMode
+from memstore.searchable import vectors_name
 from memstore.session_log import SessionLog
 from memstore.session_log.lazy import LazySessionLog
 from memstore.settings import MemStoreSettings
@@ -54,7 +55,8 @@ class MemStore:
     Raises
     ------
     InvalidLocation, StoreError
-        See `memstore.errors`; `EmbedderMismatch` where the vectors were made by another embedder.
+        See `memstore.errors`; `EmbedderMismatch` where the vectors were made by another embedder, or by a
+        release that made them of other text.
     """
 
     def __init__(
@@ -80,7 +82,7 @@ class MemStore:
                 blobs=blobs,
                 clock=clock,
             )
-            self._lifecycle.check_embedder(self.records.claim_embedder(self.embedder.fingerprint))
+            self._lifecycle.check_embedder(self.records.claim_embedder(vectors_name(self.embedder)))
         except BaseException:
             self.records.close()
             raise

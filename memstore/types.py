@@ -105,10 +105,10 @@ class Addition(NamedTuple):
     """False where the owner had this very fact already; then `fact` is that one."""
 
     near_duplicates: tuple[SearchHit, ...]
-    """Other facts of the owner that say almost the same, nearest first."""
+    """Other facts of the owner and the same speaker that say almost the same, nearest first."""
 
     chunks: int
-    """Parts that the text was embedded in; more than 1 where it is longer than the embedder's limit."""
+    """Parts that the fact was embedded in; more than 1 where it is longer than the embedder's limit."""
 
 
 class ChangeKind(StrEnum):

@@ -6,6 +6,7 @@ from typing import NamedTuple
 from memstore.errors import BlobStoreDamaged
 from memstore.kv.verify import Alive, BlobReport
 from memstore.records.base import Problem
+from memstore.searchable import vectors_name
 from memstore.store import MemStore
 from memstore.types import FactId, OwnerId
 
@@ -57,7 +58,7 @@ def verify(store: MemStore, *, repair: bool, kv_damage: BlobStoreDamaged | None 
         Why the cache of this store, which has none then, could not be opened.
     """
     embedder = store.embedder
-    found = store.records.check(embedder=embedder.fingerprint, dimension=embedder.dimension, repair=repair)
+    found = store.records.check(embedder=vectors_name(embedder), dimension=embedder.dimension, repair=repair)
     owners = store.owners()
     if repair:
         lacking = {fact_id for owner in owners for fact_id in _index(store, owner)}
@@ -75,7 +76,7 @@ def verify(store: MemStore, *, repair: bool, kv_damage: BlobStoreDamaged | None 
 
 def _index(store: MemStore, owner: OwnerId) -> list[FactId]:
     """Make the vectors that facts of `owner` lack, and return the facts that still lack them."""
-    embedder, after_seq = store.embedder.fingerprint, 0
+    embedder, after_seq = vectors_name(store.embedder), 0
     while facts := store.records.unindexed(owner, embedder=embedder, limit=_BATCH, after_seq=after_seq):
         store.reembed(owner, facts)
         after_seq = facts[-1].seq

@@ -86,6 +86,7 @@ def _check_memory(memory: str, settings: StatefulSettings) -> None:
     """Fail in this process, in one line, for what SGLang would report from a subprocess."""
     from memstore import EmbedderMismatch, MemStoreError, OwnerId
     from memstore.location import open_records
+    from memstore.searchable import vectors_name
     from memstore.store import embedder_of
 
     try:
@@ -93,13 +94,11 @@ def _check_memory(memory: str, settings: StatefulSettings) -> None:
         with closing(open_records(memory, store_settings)) as records:
             stored = records.head(OwnerId("any")).embedder
         # Loading a model takes seconds, which a new store need not wait for.
-        if stored is not None and (offered := embedder_of(store_settings).fingerprint) != stored:
+        if stored is not None and (offered := vectors_name(embedder_of(store_settings))) != stored:
             raise EmbedderMismatch(stored=stored, offered=offered)
         kv_path = settings.kv_path()
     except ValidationError as error:
         _fail(_problems(error, "MEMSTORE_"))
-    except EmbedderMismatch as error:
-        _fail(f"{error} (`memstore reindex`)")
     except MemStoreError as error:
         _fail(str(error))
     except OSError as error:

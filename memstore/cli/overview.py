@@ -9,8 +9,9 @@ from memstore.cli.failures import FOUND_PROBLEMS
 from memstore.cli.output import Row, plain
 from memstore.cli.session import Session
 from memstore.cli.stored_embedder import stored_fingerprint
-from memstore.errors import BlobStoreError, EmbeddingError, FeedGap, InvalidInput
+from memstore.errors import BlobStoreError, EmbedderMismatch, EmbeddingError, FeedGap, InvalidInput
 from memstore.records.base import Finding
+from memstore.searchable import vectors_name
 from memstore.validation import validate_owner
 
 _PAGE = 1000
@@ -106,14 +107,13 @@ def _tell(session: Session, gap: FeedGap) -> None:
 def _embedder_finding(session: Session) -> Finding:
     stored = stored_fingerprint(session.records)
     try:
-        loaded = session.load_embedder().fingerprint
+        loaded = vectors_name(session.load_embedder())
     except EmbeddingError as error:
         return Finding("error", "embedder", str(error))
     if stored is None:
         return Finding("ok", "embedder", f"{loaded}; the store has no vectors yet")
     if stored != loaded:
-        message = f"the vectors are of {stored}, this process has {loaded}: set MEMSTORE_EMBEDDER_MODEL, or reindex"
-        return Finding("error", "embedder", message)
+        return Finding("error", "embedder", str(EmbedderMismatch(stored=stored, offered=loaded)))
     return Finding("ok", "embedder", stored)
 
 

@@ -29,8 +29,8 @@ is one JSON document in one line; `watch` prints one a line as changes happen. A
 `memstore: ...`, and an exit code.
 
 `facts add` and `import` begin a store where there is none. The other commands do not: a mistyped directory is an
-error. Only what embeds a text loads the embedder: `facts add`, `update` of a text, `supersede`, `search`, `import`,
-`verify`, `reindex` and `doctor`. A store without any fact may make others load it too.
+error. Only what embeds a text loads the embedder: `facts add`, `update` of text, speaker or time, `supersede`,
+`search`, `import`, `verify`, `reindex` and `doctor`. A store without any fact may make others load it too.
 
 `memstore --install-completion` sets up completion for the shell it runs in.
 """

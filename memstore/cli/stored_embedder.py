@@ -6,13 +6,14 @@ from functools import cached_property
 from memstore.embedding import Embedder, Vectors
 from memstore.errors import EmbedderMismatch
 from memstore.records.base import RecordStore
+from memstore.searchable import embedder_in, vectors_name
 from memstore.types import OwnerId
 
 _ANYONE = OwnerId("anyone")
 
 
 def stored_fingerprint(records: RecordStore) -> str | None:
-    """Return the fingerprint of the embedder that the vectors are made with; None in a new store."""
+    """Return what names the vectors, as `vectors_name` does; None in a new store."""
     # It is one for the whole store, and comes with the head of every owner, known or not.
     return records.head(_ANYONE).embedder
 
@@ -23,7 +24,7 @@ class StoredEmbedder:
     Parameters
     ----------
     stored
-        Fingerprint in the store; None for a new one, where the model has to be asked.
+        What names the vectors in the store; None for a new one, where the model has to be asked.
     load
         Loads the embedder of this process.
 
@@ -40,7 +41,7 @@ class StoredEmbedder:
     @property
     def fingerprint(self) -> str:
         """What the store says."""
-        return self._model.fingerprint if self._stored is None else self._stored
+        return self._model.fingerprint if self._stored is None else embedder_in(self._stored)
 
     @property
     def dimension(self) -> int:
@@ -63,6 +64,6 @@ class StoredEmbedder:
     @cached_property
     def _model(self) -> Embedder:
         model = self._load()
-        if self._stored is not None and model.fingerprint != self._stored:
-            raise EmbedderMismatch(stored=self._stored, offered=model.fingerprint)
+        if self._stored is not None and vectors_name(model) != self._stored:
+            raise EmbedderMismatch(stored=self._stored, offered=vectors_name(model))
         return model

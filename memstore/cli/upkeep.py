@@ -11,6 +11,7 @@ from memstore.cli.session import Session
 from memstore.cli.stored_embedder import stored_fingerprint
 from memstore.errors import BlobStoreDamaged, BlobStoreError
 from memstore.reindex import reindex as reindex_store
+from memstore.searchable import vectors_name
 from memstore.verify import verify as verify_store
 
 
@@ -61,14 +62,15 @@ def reindex(
     ] = None,
     dry_run: DryRunOption = False,
 ) -> None:
-    """Make the vectors of every fact with another embedder, then change the store over to it.
+    """Make the vectors of every fact with another embedder, or as this release makes them, then change the store over.
 
-    Until then whoever has the store open goes on with the former one; from then on they are refused, and have to be
-    started with the new one. A run that was interrupted is continued by the next one.
+    Until then whoever has the store open goes on with the former ones; from then on they are refused, and have to be
+    started anew. A run that was interrupted is continued by the next one. Of a store of an earlier release, end the
+    programs of that release first.
     """
     records, embedder = session.records, session.load_embedder(model)
     if dry_run:
-        target = embedder.fingerprint
+        target = vectors_name(embedder)
         counts = {owner: records.count(owner) for owner in records.owners()}
         lacking = sum(len(records.unindexed(o, embedder=target, limit=count)) for o, count in counts.items() if count)
         document: Row = {

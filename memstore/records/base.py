@@ -105,7 +105,7 @@ class OwnerHead(NamedTuple):
     """Unix seconds of the earliest `expires_at` among the owner's facts."""
 
     embedder: str | None
-    """Fingerprint that the vectors are made with; None in a new store."""
+    """Fingerprint of the vectors, `memstore.searchable.vectors_name`; None in a new store."""
 
 
 class StoredVectors(NamedTuple):

@@ -18,6 +18,8 @@ from memstore.types import OwnerId, SearchHit
 
 _ATTEMPTS = 20
 _NEAR_DUPLICATES = 5
+# Among these are some of other speakers, and the fact itself.
+_NEAR_DUPLICATE_DEPTH = 32
 
 
 class _Query(NamedTuple):
@@ -73,7 +75,10 @@ class Searcher:
         return self._best(owner, _Query(SearchMode.VECTOR, unit, "", k, parse_filter(where)))
 
     def near_duplicates(self, owner: OwnerId, added: Sequence[Inserted]) -> list[list[SearchHit]]:
-        """Return, for each of the facts just added, others that are as near as the settings say, nearest first."""
+        """Return, for each of the facts just added, others of its speaker that are as near as the settings say.
+
+        Nearest first, a few at most. What two people say are two facts, however near their vectors are.
+        """
         near: list[list[SearchHit]] = [[] for _ in added]
         rows = [
             (position, row)
@@ -84,7 +89,7 @@ class Searcher:
         if not rows:
             return near
         with self._views.opened(owner, self._lifecycle.head(owner)) as view:
-            found = view.nearest(np.stack([row for _, row in rows]), _NEAR_DUPLICATES + 1)
+            found = view.nearest(np.stack([row for _, row in rows]), _NEAR_DUPLICATE_DEPTH)
             versions = {seq: view.version(seq) for neighbours in found for seq, _ in neighbours}
         scores: list[dict[int, float]] = [{} for _ in added]
         for (position, _), neighbours in zip(rows, found, strict=True):
@@ -93,7 +98,9 @@ class Searcher:
                     scores[position][seq] = max(score, scores[position].get(seq, -1.0))
         for position, by_seq in enumerate(scores):
             ranked = [Neighbour(*pair) for pair in sorted(by_seq.items(), key=lambda item: (-item[1], item[0]))]
-            near[position] = self._hits(owner, ranked, versions)[:_NEAR_DUPLICATES]
+            speaker = added[position].insertion.fact.speaker
+            hits = [hit for hit in self._hits(owner, ranked, versions) if hit.fact.speaker == speaker]
+            near[position] = hits[:_NEAR_DUPLICATES]
         return near
 
     def drop(self, owner: OwnerId) -> None:

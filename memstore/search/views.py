@@ -20,6 +20,7 @@ from memstore.search.filters import AttributeIndex, FactFilter
 from memstore.search.fusion import fuse
 from memstore.search.keywords import KeywordIndex
 from memstore.search.vectors import Neighbour, VectorIndex
+from memstore.searchable import line_of, vectors_name
 from memstore.types import Change, ChangeKind, Fact, FactState, OwnerId
 
 Reembed: TypeAlias = Callable[[OwnerId, Sequence[Fact]], None]
@@ -139,7 +140,7 @@ class OwnerView:
         stored = self._read_vectors(None)
         if len(np.unique(stored.seqs)) != self._records.count(self._owner):
             before: list[Fact] = []
-            while missing := self._records.unindexed(self._owner, embedder=self._embedder.fingerprint, limit=_PAGE):
+            while missing := self._records.unindexed(self._owner, embedder=vectors_name(self._embedder), limit=_PAGE):
                 if missing == before:
                     raise self._beyond_mending()
                 self._reembed(self._owner, missing)
@@ -175,7 +176,7 @@ class OwnerView:
         self._vectors.add(list(current), [rows[seq] for seq in current])
         self._versions |= {seq: fact.version for seq, fact in current.items()}
         if self._keywords is not None:
-            self._keywords.add(list(current), [fact.text for fact in current.values()])
+            self._keywords.add(list(current), [str(line_of(fact)) for fact in current.values()])
         if self._attributes is not None:
             self._attributes.add(list(current.values()))
         self._position = changes[-1].position
@@ -199,7 +200,7 @@ class OwnerView:
 
     def _read_vectors(self, seqs: Sequence[int] | None) -> StoredVectors:
         """Return the vectors of `seqs`, or of all facts; those that are damaged are made anew first."""
-        embedder, dimension = self._embedder.fingerprint, self._embedder.dimension
+        embedder, dimension = vectors_name(self._embedder), self._embedder.dimension
         for _ in range(_ATTEMPTS):
             if seqs is None:
                 stored = self._records.vectors(self._owner, embedder=embedder, dimension=dimension)
@@ -234,7 +235,7 @@ class OwnerView:
         if self._keywords is None:
             facts = self._all_facts()
             self._keywords = KeywordIndex()
-            self._keywords.add([fact.seq for fact in facts], [fact.text for fact in facts])
+            self._keywords.add([fact.seq for fact in facts], [str(line_of(fact)) for fact in facts])
         return self._keywords
 
     def _attribute_index(self) -> AttributeIndex:

@@ -9,11 +9,12 @@ from contextlib import contextmanager, suppress
 from enum import StrEnum
 from typing import IO, NamedTuple, TypeAlias
 
-from memstore.drafts import Progress, embed_texts
+from memstore.drafts import Progress, embed_facts
 from memstore.embedding import Vectors
 from memstore.errors import EmbeddingError, FactNotFound, InvalidExport, InvalidFact, InvalidInput
 from memstore.records.base import RecordStore, RestoredFact
 from memstore.records.codec import record_body
+from memstore.searchable import vectors_name
 from memstore.store import MemStore
 from memstore.transfer.export_file import Checked, ExportedFact, check_file, content_of, read_again
 from memstore.types import Fact, FactId, FactState, OwnerId
@@ -131,7 +132,7 @@ class _Importer:
         if not restored:
             return
         try:
-            insertions = records.restore(owner, restored, embedder=self._store.embedder.fingerprint)
+            insertions = records.restore(owner, restored, embedder=vectors_name(self._store.embedder))
         except InvalidFact as error:
             # Another import was faster than this one, which has looked at the ids.
             raise InvalidExport(f"lines {fresh[0][0]} to {fresh[-1][0]}: {error}") from error
@@ -155,9 +156,9 @@ class _Importer:
 
     def _embed(self, lines: Sequence[_Line]) -> dict[FactId, Vectors]:
         current = [(number, exported.fact) for number, exported in lines if exported.fact.state is FactState.CURRENT]
-        texts = [fact.text for _, fact in current]
+        facts = [fact for _, fact in current]
         try:
-            vectors = embed_texts(self._store.embedder, texts, batch=self._store.settings.embed_batch)
+            vectors = embed_facts(self._store.embedder, facts, batch=self._store.settings.embed_batch)
         except EmbeddingError as error:
             if error.position is None:
                 raise

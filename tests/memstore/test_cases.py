@@ -29,6 +29,7 @@ from memstore import (
     StoreUnreachable,
 )
 from memstore.records.sqlite import FILE_NAME
+from memstore.searchable import vectors_name
 
 
 class Clock:
@@ -236,9 +237,9 @@ def test_a_changed_text_is_found_and_the_old_one_is_not(store: MemStore) -> None
     assert (changed.metadata, changed.stream, changed.speaker) == ({"tags": ["x", "y"]}, "D1", "Ana")
     assert store.search("ana", "blue locker", k=9, mode="keyword") == []
     assert [hit.fact for hit in store.search("ana", "red door", k=9, mode="keyword")] == [changed]
-    [hit] = store.search("ana", "red door", k=9)
+    [hit] = store.search("ana", "Ana: red door", k=9)
     assert (hit.fact, hit.score) == (changed, pytest.approx(1.0))
-    assert store.search("ana", "blue locker", k=9)[0].score < 0.9
+    assert store.search("ana", "Ana: blue locker", k=9)[0].score < 0.9
 
 
 # ---- many at once ----
@@ -353,7 +354,7 @@ def test_a_text_that_is_no_text_any_more_is_set_aside_alone(tmp_path: Path) -> N
     with MemStore(tmp_path, embedder=BigramEmbedder(32)) as store:
         with pytest.raises(StoreDamaged):
             store.get("ana", broken.id)
-        arguments = {"embedder": store.embedder.fingerprint, "dimension": 32}
+        arguments = {"embedder": vectors_name(store.embedder), "dimension": 32}
         [problem] = store.records.check(**arguments, repair=True)  # type: ignore[arg-type]
         assert (problem.kind, problem.fact_id, problem.repaired) == ("damaged-record", broken.id, True)
         assert store.list("ana") == [hit.fact for hit in store.search("ana", "broken", k=9)] == [whole]
@@ -416,7 +417,7 @@ def test_nothing_is_ever_unpickled(tmp_path: Path) -> None:
     with MemStore(tmp_path / "store", embedder=BigramEmbedder(32)) as store:
         with pytest.raises(StoreDamaged):
             store.search("ana", "two", k=9)
-        problems = store.records.check(embedder=store.embedder.fingerprint, dimension=32, repair=True)
+        problems = store.records.check(embedder=vectors_name(store.embedder), dimension=32, repair=True)
         assert {problem.kind for problem in problems} >= {"damaged-record"}
         assert [hit.fact for hit in store.search("ana", "one", k=9)] == [facts[0]]
         assert store.add("ana", "three").seq > facts[1].seq

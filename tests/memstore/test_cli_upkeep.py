@@ -11,6 +11,7 @@ from cli_runs import CommandLine, bigrams
 from small_kv import encoding, kv
 
 from memstore import KVBlobs, MemStore, MemStoreSettings, NewFact
+from memstore.searchable import vectors_name
 
 OTHER = BigramEmbedder(64, name="other")
 
@@ -141,7 +142,7 @@ def test_reindex_moves_the_store_to_another_embedder(cli: CommandLine, facts: Me
     refused = of_other("facts", "add", "Tom", "--owner", "ana")
     assert (refused.code, refused.stdout) == (5, "")
     assert "reindex" in refused.stderr
-    names = {"previous": facts.embedder.fingerprint, "embedder": OTHER.fingerprint}
+    names = {"previous": vectors_name(facts.embedder), "embedder": vectors_name(OTHER)}
     would = of_other("reindex", "--dry-run", "--json").json
     assert would == {"reindexed": False, **names, "embedded": 2, "facts": 2}
     assert cli("facts", "search", "Rex", "--owner", "ana").code == 0
@@ -206,7 +207,7 @@ def test_stats_count_everything(cli: CommandLine, facts: MemStore, tmp_path: Pat
         "store": facts.records.location,
         **counts,
         "feed_position": facts.records.last_position(),
-        "embedder": facts.embedder.fingerprint,
+        "embedder": vectors_name(facts.embedder),
         "kv": None,
     }
     with KVBlobs(tmp_path / "cache") as blobs:
@@ -232,7 +233,7 @@ def test_doctor_compares_the_embedder(cli: CommandLine, facts: MemStore, tmp_pat
     run = cli("doctor", "--kv", str(tmp_path / "cache"), "--json")
     of_records = [finding._asdict() for finding in facts.records.doctor()]
     assert [f["subject"] for f in run.json] == [*(f["subject"] for f in of_records), "embedder", "KV cache"]
-    assert run.json[-2] == {"level": "ok", "subject": "embedder", "message": facts.embedder.fingerprint}
+    assert run.json[-2] == {"level": "ok", "subject": "embedder", "message": vectors_name(facts.embedder)}
     assert run.code == int(any(finding["level"] == "error" for finding in of_records))
     other = cli.with_embedder(OTHER)("doctor", "--json")
     [embedder] = [finding for finding in other.json if finding["subject"] == "embedder"]
@@ -317,7 +318,7 @@ def test_watch_says_what_was_trimmed_and_goes_on(tmp_path: Path) -> None:
         ["facts", "list", "--owner", "ana"],
         ["facts", "get", "ID", "--owner", "ana"],
         ["facts", "history", "ID", "--owner", "ana"],
-        ["facts", "update", "ID", "--owner", "ana", "--speaker", "Ana"],
+        ["facts", "update", "ID", "--owner", "ana", "--stream", "D1"],
         ["facts", "delete", "ID", "--owner", "ana"],
         ["owners", "list"],
         ["owners", "stats"],

@@ -28,6 +28,7 @@ from memstore import (
     StoreDamaged,
 )
 from memstore.records import RecordStore, SQLiteRecords
+from memstore.searchable import vectors_name
 from memstore.transfer.export import ExportReport, export_facts
 from memstore.transfer.importing import ImportReport, Skipped, SkipReason, import_facts
 
@@ -84,7 +85,7 @@ def test_a_store_comes_back_as_it_was(store: MemStore, target: MemStore) -> None
     for owner in (ANA, ODD):
         for fact in store.list(owner):
             assert target.search(owner, fact.text, k=1)[0].fact.text == fact.text
-    assert target.records.check(embedder=target.embedder.fingerprint, dimension=64, repair=False) == []
+    assert target.records.check(embedder=vectors_name(target.embedder), dimension=64, repair=False) == []
     [home] = [fact for fact in target.list(ANA) if fact.text == "Ana works from home"]
     assert [fact.text.split()[-1] for fact in target.history(ANA, home.id)] == ["2", "3", "3", "5", "5", "home"]
     position = target.records.last_position()
@@ -298,7 +299,7 @@ def test_an_import_that_was_killed_goes_on(store: MemStore, local: MemStore, loc
     import_facts(local, tmp_path / "facts.jsonl")
     assert record_lines(exported(store)) == record_lines(exported(local))
     assert store.search(ANA, "fact number 1234", k=1)[0].fact.text == "fact number 1234"
-    assert store.records.check(embedder=store.embedder.fingerprint, dimension=256, repair=False) == []
+    assert store.records.check(embedder=vectors_name(store.embedder), dimension=256, repair=False) == []
 
 
 def test_what_has_expired_is_left_out(local: MemStore, tmp_path: Path) -> None:
@@ -349,13 +350,13 @@ def test_an_export_brings_back_what_was_set_aside(store: MemStore) -> None:
     damage(store, fact)
     with pytest.raises(StoreDamaged, match=fact.id):
         exported(store)
-    store.records.check(embedder=store.embedder.fingerprint, dimension=256, repair=True)
+    store.records.check(embedder=vectors_name(store.embedder), dimension=256, repair=True)
     assert store.list(ANA) == []
     assert imported(store, export) == ImportReport(1, 0, [])
     assert [version.text for version in store.history(ANA, fact.id)] == ["version 1", "version 2"]
     assert record_lines(exported(store)) == record_lines(export)
     assert store.search(ANA, "version", k=9)[0].fact == store.get(ANA, fact.id)
-    assert store.records.check(embedder=store.embedder.fingerprint, dimension=256, repair=False) == []
+    assert store.records.check(embedder=vectors_name(store.embedder), dimension=256, repair=False) == []
 
 
 def test_an_id_of_another_owner_is_refused(store: MemStore) -> None:

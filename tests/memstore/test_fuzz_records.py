@@ -14,6 +14,7 @@ from redis_server import RedisServer
 
 from memstore import Fact, FactNotFound, FeedGap, MemStore, MemStoreError, NewFact, StoreError
 from memstore.records.sqlite import FILE_NAME
+from memstore.searchable import vectors_name
 
 EMBEDDER = BigramEmbedder(16)
 OWNERS = ("ana", "a:b")
@@ -101,7 +102,7 @@ def survives(location: str, known: dict[str, dict[str, Fact]]) -> str:
         store = MemStore(location, embedder=EMBEDDER)
     except MemStoreError:
         return "refused"
-    arguments: dict[str, Any] = {"embedder": EMBEDDER.fingerprint, "dimension": EMBEDDER.dimension}
+    arguments: dict[str, Any] = {"embedder": vectors_name(EMBEDDER), "dimension": EMBEDDER.dimension}
     with store:
         refusals = use(store, known)
         try:

@@ -11,6 +11,7 @@ from bigrams import BigramEmbedder
 from redis_server import RedisServer
 
 from memstore import FactState, MemStore, NewFact, StoreError
+from memstore.searchable import vectors_name
 
 KILLS = 50
 RESTARTS = 12
@@ -111,7 +112,7 @@ def verify(store: MemStore, life: Life, *, searched: float) -> None:
 
 
 def check(store: MemStore) -> None:
-    assert store.records.check(embedder=EMBEDDER.fingerprint, dimension=EMBEDDER.dimension, repair=False) == []
+    assert store.records.check(embedder=vectors_name(EMBEDDER), dimension=EMBEDDER.dimension, repair=False) == []
 
 
 def test_what_was_acknowledged_survives_the_death_of_its_writer(location: str) -> None:

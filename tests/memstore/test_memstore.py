@@ -138,7 +138,7 @@ def test_text_is_byte_exact_and_found(store: MemStore) -> None:
     fact = store.add("ana", "鍵 🔑 café", time="1:56 pm on 8 May, 2023")
     assert store.get("ana", fact.id).text.encode() == "鍵 🔑 café".encode()
     assert store.get("ana", fact.id).time == "1:56 pm on 8 May, 2023"
-    assert store.search("ana", "鍵 🔑 café", k=1)[0].score == pytest.approx(1.0)
+    assert store.search("ana", "(1:56 pm on 8 May, 2023) 鍵 🔑 café", k=1)[0].score == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("query", ["", "  ", "\0", "\ud800"])

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import json
 import math
+import re
 import shutil
 import tempfile
 from collections import Counter
@@ -33,6 +34,7 @@ from memstore import (
     SearchHit,
 )
 from memstore.reindex import reindex
+from memstore.searchable import vectors_name
 
 OWNERS = ("ana", "a:b")
 WORDS = ("red", "cello", "key", "鍵")
@@ -55,8 +57,9 @@ places = st.integers(0, 40)
 ticks = st.sampled_from([0, 0, 0, 1, 60])
 lives = st.sampled_from([None, None, None, 1, 60, 61])
 texts = st.lists(st.sampled_from(WORDS), min_size=1, max_size=3).map(" ".join)
+queries = texts | st.sampled_from(["Ana cello", "Eva 2023"])
 streams = st.sampled_from(["", "D1"])
-speakers = st.sampled_from([None, "Ana"])
+speakers = st.sampled_from([None, "Ana", "Eva"])
 times = st.sampled_from([None, *(time for time in EVENT_TIMES if time)])
 metadata = st.sampled_from([{}, {"n": 1}, {"n": True}, {"n": 2.5}, {"tag": "a"}])
 contents = st.one_of(st.builds(NewFact, texts), st.builds(NewFact, texts, streams, speakers, times, metadata))
@@ -86,6 +89,12 @@ class Clock:
 
 def content(fact: Fact | NewFact) -> tuple[object, ...]:
     return (fact.text, fact.stream, fact.speaker, fact.time, json.dumps(dict(fact.metadata), sort_keys=True))
+
+
+def line(fact: Fact) -> str:
+    """What is searched of a fact."""
+    parts = [f"({fact.time})" if fact.time else "", f"{fact.speaker}:" if fact.speaker else "", fact.text]
+    return " ".join(part for part in parts if part)
 
 
 def longest(*expiries: float | None) -> float | None:
@@ -210,8 +219,9 @@ class Machine(RuleBasedStateMachine):
         assert [addition.created for addition in additions] == created
         assert [addition.chunks for addition in additions] == [1] * len(additions)
         for fact, is_new, near, _ in additions:
-            scores = self.cosines(owner, fact.text)
-            del scores[fact.seq]
+            scores = self.cosines(owner, line(fact))
+            others = {other.seq for other in self.current(owner) if other.speaker != fact.speaker}
+            scores = {seq: score for seq, score in scores.items() if seq not in {fact.seq, *others}}
             self.check_hits(list(near), scores)
             surely = sum(score > NEAR + 1e-5 for score in scores.values()) if is_new else 0
             maybe = sum(score > NEAR - 1e-5 for score in scores.values()) if is_new else 0
@@ -417,12 +427,12 @@ class Machine(RuleBasedStateMachine):
 
     def cosines(self, owner: str, query: str) -> dict[int, float]:
         facts = self.current(owner)
-        rows = self.embedder.embed([fact.text for fact in facts] + [query]).astype(np.float64)
+        rows = self.embedder.embed([line(fact) for fact in facts] + [query]).astype(np.float64)
         return dict(zip([fact.seq for fact in facts], (rows[:-1] @ rows[-1]).tolist(), strict=True))
 
     def bm25(self, owner: str, query: str) -> dict[int, float]:
         """Robertson and Zaragoza (2009), equation 3.15, as FTS5 bounds its weights."""
-        counts = {fact.seq: Counter(fact.text.split()) for fact in self.current(owner)}
+        counts = {fact.seq: Counter(re.findall(r"\w+", line(fact))) for fact in self.current(owner)}
         mean = sum(sum(words.values()) for words in counts.values()) / max(1, len(counts))
         scores = {}
         for seq, words in counts.items():
@@ -449,7 +459,7 @@ class Machine(RuleBasedStateMachine):
         who=st.booleans(),
         tick=ticks,
         owner=owners,
-        query=texts,
+        query=queries,
         k=st.integers(0, 6) | st.just(1000),
         chosen=st.none() | st.sampled_from(FILTERS),
         mode=st.sampled_from(["vector", "keyword", "hybrid"]),
@@ -574,7 +584,7 @@ class Machine(RuleBasedStateMachine):
 
     def is_sound(self) -> None:
         records = self.stores[0].records
-        embedder, dimension = self.embedder.fingerprint, self.embedder.dimension
+        embedder, dimension = vectors_name(self.embedder), self.embedder.dimension
         assert records.check(embedder=embedder, dimension=dimension, repair=False) == []
 
     def can_be_followed(self) -> None:

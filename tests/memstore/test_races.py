@@ -155,7 +155,7 @@ def test_facts_that_never_hold_still_are_said_to(store: MemStore, other: MemStor
     turn = iter(range(1000))
 
     def change() -> None:
-        other.update("ana", facts[0].id, speaker=f"speaker {next(turn)}")
+        other.update("ana", facts[0].id, metadata={"turn": next(turn)})
 
     store._searcher._records = Before(store.records, "get_by_seqs", change)  # type: ignore[assignment]
     with pytest.raises(StoreBusy, match="faster"):

@@ -7,9 +7,10 @@ import pytest
 from bigrams import BigramEmbedder
 
 from memstore import MemStoreSettings, NewFact, StoreDamaged, reindex
-from memstore.drafts import embed_texts
+from memstore.drafts import embed_facts
 from memstore.location import open_records
 from memstore.records import Batch, Draft, RecordStore, VectorUpdate
+from memstore.searchable import vectors_name
 from memstore.types import Fact, OwnerId
 
 OLD, NEW = BigramEmbedder(32), BigramEmbedder(48, name="new")
@@ -19,7 +20,7 @@ ANA, BO, EVA = OwnerId("ana"), OwnerId("bo"), OwnerId("eva")
 @pytest.fixture
 def records(location: str) -> Iterator[RecordStore]:
     opened = open_records(location, MemStoreSettings(feed_retention=1000))
-    opened.claim_embedder(OLD.fingerprint)
+    opened.claim_embedder(vectors_name(OLD))
     for owner in (ANA, BO):
         add(opened, owner, *(f"fact {number} of {owner}" for number in range(5)))
     yield opened
@@ -27,9 +28,9 @@ def records(location: str) -> Iterator[RecordStore]:
 
 
 def add(records: RecordStore, owner: OwnerId, *texts: str) -> list[Fact]:
-    vectors = embed_texts(OLD, list(texts), batch=9)
+    vectors = embed_facts(OLD, [NewFact(text) for text in texts], batch=9)
     drafts = [Draft(NewFact(text), rows) for text, rows in zip(texts, vectors, strict=True)]
-    return [insertion.fact for insertion in records.apply(owner, Batch(drafts=drafts), embedder=OLD.fingerprint)[0]]
+    return [insertion.fact for insertion in records.apply(owner, Batch(drafts=drafts), embedder=vectors_name(OLD))[0]]
 
 
 class Watched:
@@ -67,7 +68,7 @@ def test_each_look_begins_where_the_last_one_ended(records: RecordStore) -> None
         ("bo", 9),
         ("bo", 10),
     ]
-    assert records.claim_embedder("x") == NEW.fingerprint
+    assert records.claim_embedder("x") == vectors_name(NEW)
 
 
 def test_after_the_first_round_only_owners_with_changes_are_visited(records: RecordStore) -> None:
@@ -87,7 +88,7 @@ def test_after_the_first_round_only_owners_with_changes_are_visited(records: Rec
 
 def test_all_owners_are_visited_where_the_feed_has_been_trimmed(location: str, tmp_path: Path) -> None:
     records = open_records(location, MemStoreSettings(feed_retention=1))
-    records.claim_embedder(OLD.fingerprint)
+    records.claim_embedder(vectors_name(OLD))
     add(records, BO, "one")
 
     def much() -> None:
@@ -104,8 +105,8 @@ def test_vectors_that_a_check_removed_meanwhile_are_made_again(records: RecordSt
     def remove_one() -> None:
         # What is damaged is removed, which no feed tells.
         damaged = VectorUpdate(1, 1, NEW.embed(["x"])[:, :3])
-        assert records.put_vectors(ANA, [damaged], embedder=NEW.fingerprint, is_reindex=True) == 1
-        problems = records.check(embedder=NEW.fingerprint, dimension=48, repair=True)
+        assert records.put_vectors(ANA, [damaged], embedder=vectors_name(NEW), is_reindex=True) == 1
+        problems = records.check(embedder=vectors_name(NEW), dimension=48, repair=True)
         assert [problem.kind for problem in problems if problem.repaired] == ["damaged-vector"]
 
     assert reindex(Watched(records, [remove_one]), NEW)[2:] == (11, 10)  # type: ignore[arg-type]
@@ -118,4 +119,4 @@ def test_vectors_that_cannot_be_stored_end_a_reindex(records: RecordStore) -> No
 
     with pytest.raises(StoreDamaged, match="verify --repair"):
         reindex(Deaf(records), NEW)  # type: ignore[arg-type]
-    assert records.claim_embedder("x") == OLD.fingerprint
+    assert records.claim_embedder("x") == vectors_name(OLD)

@@ -6,6 +6,7 @@ from words import ByteTokenizer
 
 from memstore import Encoding, EncodingId, FactId, KVBlobs, MemStore, OwnerId
 from memstore.records.base import RestoredFact
+from memstore.searchable import vectors_name
 from sgl_stateful.encoding import StreamWindow
 from sgl_stateful.encoding.codec import FactCodec
 from sgl_stateful.encoding.planning import EncodePlanner
@@ -58,7 +59,8 @@ def test_kv_of_another_text_is_made_anew(store: MemStore, blobs: KVBlobs) -> Non
     store.records.purge(OwnerId("ana"))
     again = dataclasses.replace(old, text="something else")
     [vectors] = [store.embedder.embed([again.text])]
-    store.records.restore(OwnerId("ana"), [RestoredFact(again, vectors=vectors)], embedder=store.embedder.fingerprint)
+    restored = RestoredFact(again, vectors=vectors)
+    store.records.restore(OwnerId("ana"), [restored], embedder=vectors_name(store.embedder))
     [back] = planner.facts("ana")
     assert (back.id, back.version, back.text) == (old.id, old.version, "something else")
     [job] = planner.plan("ana", [back], StreamWindow(0))

@@ -95,6 +95,20 @@ async def test_an_update_changes_what_it_names_and_has_the_kv_made_anew(
     assert not any(map(blobs.has, dropped))
 
 
+@pytest.mark.parametrize("mode", ["vector", "keyword"])
+@pytest.mark.parametrize(("field", "query"), [("speaker", "{}:"), ("time", "({})")])
+async def test_a_fact_is_found_by_its_new_speaker_or_time(
+    client: httpx.AsyncClient, mode: str, field: str, query: str
+) -> None:
+    (fact,) = await add(client, "red kayak", **{field: "Ana"})
+    assert await found(client, query.format("Ana"), mode=mode, min_score=1e-9) == ["red kayak"]
+    reply = await client.patch(f"{FACTS}/{fact['id']}", json={"owner": "ana", field: "Eva"})
+    assert reply.status_code == 200, reply.text
+    assert await found(client, query.format("Eva"), mode=mode, min_score=1e-9) == ["red kayak"]
+    # No word is shared but the one part of every vector of this embedder.
+    assert await found(client, query.format("Ana"), mode=mode, min_score=0.01) == []
+
+
 @pytest.mark.parametrize("field", ["speaker", "time", "expires_at"])
 async def test_null_clears_a_field_and_no_other(client: httpx.AsyncClient, field: str) -> None:
     at = time.time() + 3600

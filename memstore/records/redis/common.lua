@@ -85,8 +85,8 @@ local function drop_vectors(seq)
   for _, key in ipairs(vector_keys()) do call('HDEL', key, seq) end
 end
 
--- The text is the same, only the version is new. What is damaged goes, and is made anew: those of a current fact are always
--- of its present version.
+-- What they are made of is the same, only the version is new. What is damaged goes, and is made anew: those of a current
+-- fact are always of its present version.
 local function carry_vectors(seq, version, new_version)
   for _, key in ipairs(vector_keys()) do
     local value = call('HGET', key, seq)

@@ -220,7 +220,7 @@ class FactWriter:
         )
 
     def _carry_vectors(self, fact: Fact) -> None:
-        """Keep the vectors of the version before, of every embedder: the text is the same."""
+        """Keep the vectors of the version before, of every embedder: what they are made of is the same."""
         rows = self._db.execute(
             "SELECT id, version, data FROM vectors WHERE id BETWEEN ? AND ?", _vector_ids(fact.seq)
         ).fetchall()
