@@ -39,7 +39,7 @@ HITS = {
 
 def given(owner: str, query: str, *, k: int, mode: str, where: Mapping[str, object] | None = None) -> list[Hit]:
     speakers = {unit.id: unit.speaker for unit in UNITS}
-    return [hit for hit in HITS[mode] if where is None or speakers[hit.unit] == where["speaker"]]
+    return [hit for hit in HITS[mode] if where is None or speakers[hit.unit] == where["metadata.speaker"]]
 
 
 def asked(question: str) -> Asked:

@@ -45,7 +45,7 @@ class OpenAIEndpoint:
         self._http = httpx.Client(base_url=url.rstrip("/") + "/", headers=headers, timeout=_TIMEOUT_S)
         self._model = model
         self._max_tokens = max_tokens
-        self._index = UnitIndex(store, embedder)
+        self._index = UnitIndex(store, embedder, with_fields=True)
         self._owner = ""
         self._filled: set[str] = set()
         self._units: dict[str, Unit] = {}

@@ -119,7 +119,7 @@ def measure_units(
         raise ScoringError("no question of ids 1 to 4 has evidence: there is nothing to recall")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="locomo-retrieval-")))
-        index = stack.enter_context(UnitIndex(folder, embedder))
+        index = stack.enter_context(UnitIndex(folder, embedder, with_fields=text is UnitText.PLAIN))
         added = track(f"adding {kind.value}", sum(map(len, units.values())))
         for owner, of_owner in units.items():
             index.fill(owner, of_owner, on_progress=added)

@@ -14,6 +14,8 @@ from memstore.search.views import SearchMode
 
 _BATCH = 256
 _UNIT = "unit"
+SPEAKER = "speaker"
+"""The field of a fact's metadata that filters read."""
 
 
 class Hit(NamedTuple):
@@ -32,15 +34,19 @@ class UnitIndex:
         Where the store lies; empty or absent.
     embedder
         Embeds units and questions.
+    with_fields
+        Whether speaker and time are fields of the facts, as a server of ours gets them: the store's search then reads
+        them before the text. Else it reads the unit's text alone.
     """
 
-    def __init__(self, directory: Path, embedder: Embedder) -> None:
+    def __init__(self, directory: Path, embedder: Embedder, *, with_fields: bool = False) -> None:
         self._store = MemStore(directory, embedder=embedder)
+        self._with_fields = with_fields
 
     def fill(self, owner: str, units: Sequence[Unit], *, on_progress: Callable[[int], None] = lambda _: None) -> None:
         """Add the units of one conversation; `on_progress` is told how many more are done."""
         for start in range(0, len(units), _BATCH):
-            batch = [_fact(unit) for unit in units[start : start + _BATCH]]
+            batch = [_fact(unit, with_fields=self._with_fields) for unit in units[start : start + _BATCH]]
             self._store.add_many(owner, batch)
             on_progress(len(batch))
 
@@ -70,8 +76,12 @@ class UnitIndex:
         self.close()
 
 
-def _fact(unit: Unit) -> NewFact:
-    # The id keeps two turns with the same words apart, which the store would otherwise take for one fact.
+def _fact(unit: Unit, *, with_fields: bool) -> NewFact:
     return NewFact(
-        unit.text, stream=unit.thread, speaker=unit.speaker, time=unit.date_time or None, metadata={_UNIT: unit.id}
+        unit.text,
+        stream=unit.thread,
+        speaker=(unit.speaker or None) if with_fields else None,
+        time=(unit.date_time or None) if with_fields else None,
+        # The id keeps two turns with the same words apart, which the store would otherwise take for one fact.
+        metadata={_UNIT: unit.id, SPEAKER: unit.speaker},
     )

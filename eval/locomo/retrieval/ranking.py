@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Protocol, TypeAlias
 
-from locomo.retrieval.index import Hit
+from locomo.retrieval.index import SPEAKER, Hit
 from locomo.retrieval.mentions import named_months, named_speaker
 from locomo.retrieval.units import Unit
 from memstore.event_time import parse_event_time
@@ -81,7 +81,7 @@ class StoreSearch:
     def scores(self, asked: Asked) -> Scores:
         """Return the store's scores."""
         named = named_speaker(asked.question, asked.speakers) if self.own_speaker_only else None
-        return dict(asked.found(self.mode, where=None if named is None else {"speaker": named}))
+        return dict(asked.found(self.mode, where=None if named is None else {f"metadata.{SPEAKER}": named}))
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ class UnitText(StrEnum):
     """``{speaker}: {text}``."""
 
     PLAIN = "plain"
-    """``{text}``, with speaker and time as fields of the fact."""
+    """``{text}``, with speaker and time as fields of the fact, which the store's search reads before it."""
 
 
 @dataclass(frozen=True, slots=True)
