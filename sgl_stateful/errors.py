@@ -144,17 +144,29 @@ class PinRefused(SessionError):
     """The pin does not fit into the budget of all sessions, or if it does, into the owner's quota (``is_of_owner``)."""
 
     status_code = 429
-    retry_after_s = 2
+    retry_after_s: int | None = 2
 
     def __init__(self, numbers: PinNumbers) -> None:
         self.numbers = numbers
         fits_budget = numbers.pinned + numbers.needed <= numbers.budget
+        never_fits = numbers.needed > min(numbers.budget, numbers.quota)
         self.is_of_owner = fits_budget and numbers.owner_pinned + numbers.needed > numbers.quota
+        if never_fits:
+            self.is_of_owner = numbers.quota < numbers.budget
         have, may = (numbers.owner_pinned, numbers.quota) if self.is_of_owner else (numbers.pinned, numbers.budget)
-        super().__init__(
-            f"{numbers.needed} more cells do not fit: {have} of {may} are pinned"
-            f"{' by this owner' if self.is_of_owner else ''}; close or unpin a session, or ask with on_full 'demote'"
-        )
+        whose = " by this owner" if self.is_of_owner else ""
+        if never_fits:
+            # Nothing that ends makes room for it: it is not to be asked for again.
+            self.status_code, self.retry_after_s = 413, None
+            super().__init__(
+                f"{numbers.needed} more cells never fit: no more than {may} may be pinned{whose}; ask for fewer, or"
+                " with on_full 'demote'"
+            )
+        else:
+            super().__init__(
+                f"{numbers.needed} more cells do not fit: {have} of {may} are pinned{whose}; close or unpin a session,"
+                " or ask with on_full 'demote'"
+            )
 
 
 class SessionNotSaved(SessionError):

@@ -103,7 +103,7 @@ class Answering:
         table = self._keeper.table
         closing = len(self._renderer.closing_ids()) if use.is_chat and use.mode == "turn" else 0
         room = table.max_tokens - len(use.token_ids) - len(question_ids) - closing
-        needed = 1 if max_new_tokens is None or use.mode == "query" else max_new_tokens
+        needed = 1 if max_new_tokens is None else max(max_new_tokens, 1)
         if room < needed:
             raise SessionTooLong(
                 f"{len(use.token_ids)} tokens of session and {len(question_ids)} of question leave room for"

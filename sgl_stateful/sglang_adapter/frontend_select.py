@@ -57,6 +57,8 @@ def select(
     PromptChanged
     """
     base = tokenize(text)
+    if not choices:
+        raise InvalidCall("select needs a choice")
     if not base or not all(choices):
         raise InvalidCall("select needs some text before the choices, and no choice may be empty")
     whole = [tokenize(text + choice) for choice in choices]

@@ -24,6 +24,7 @@ from sgl_stateful.sessions.use import Mode
 
 from .replies import error_response
 from .requests import require_service
+from .sampling import check_sampling
 from .session_bodies import (
     AppendBody,
     AskBody,
@@ -183,6 +184,7 @@ def _ask_routes(ready: Ready, tokenizer_manager: Any) -> APIRouter:
     router = _router()
 
     async def ask(session_id: str, body: AskBody, mode: Mode, request: Request) -> Response:
+        check_sampling(body.sampling_params)
         sessions = await ready()
         params = SessionParams(id=session_id[:256], owner=body.owner, mode=mode, if_version=body.if_version)
         asked = await ask_session(sessions, params, body.content(), body.memory)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from session_values import ANA, BO, cells_of, segment
 
-from sgl_stateful.errors import PinRefused
+from sgl_stateful.errors import PinNumbers, PinRefused
 from sgl_stateful.sessions.chain import Head, Link, extend, first, links, root_key
 from sgl_stateful.sessions.ledger import Ledger
 
@@ -162,3 +162,18 @@ def test_a_part_of_a_content_is_not_counted_again(ledger: Ledger) -> None:
     assert ledger.cells("a") == 5
     ledger.claim("a", ANA, first(head, 1))
     assert (ledger.cells("a"), ledger.pinned) == (2, 2)
+
+
+def test_what_can_never_fit_is_not_to_be_asked_for_again() -> None:
+    base = {"needed": 11, "pinned": 5, "budget": 20, "quota": 10, "owner_pinned": 0}
+    later = PinRefused(PinNumbers(**{**base, "needed": 16, "quota": 20}))
+    assert (later.status_code, later.retry_after_s) == (429, 2)
+    assert "16 more cells do not fit: 5 of 20 are pinned; close" in str(later)
+    of_owner = PinRefused(PinNumbers(**base))
+    assert (of_owner.status_code, of_owner.retry_after_s) == (413, None)
+    assert "11 more cells never fit: no more than 10 may be pinned by this owner" in str(of_owner)
+    crowded = PinRefused(PinNumbers(**{**base, "pinned": 15}))
+    assert (crowded.status_code, crowded.is_of_owner) == (413, True)
+    at_all = PinRefused(PinNumbers(**{**base, "needed": 21, "quota": 20}))
+    assert (at_all.status_code, at_all.retry_after_s) == (413, None)
+    assert "never fit: no more than 20 may be pinned; ask" in str(at_all)
