@@ -445,7 +445,7 @@ def test_every_mistake_has_its_name_and_harms_nothing(http: httpx.Client, owner:
                 {"owner": 7},
             )
         ],
-        (429, "PinRefused", http.post("/v1/sessions", json={"owner": owner, "reserve_tokens": 5000})),
+        (413, "PinRefused", http.post("/v1/sessions", json={"owner": owner, "reserve_tokens": 5000})),
     ]
     for status, kind, reply in cases:
         assert (reply.status_code, reply.json()["error"]["type"]) == (status, kind), reply.text
@@ -463,12 +463,13 @@ def test_nobody_sets_the_servers_own_keys(http: httpx.Client, owner: str, key: s
     session = KnownSession.open(http, owner, ids(20, 36))
     beside = {} if mode is None else {"session": {"id": session.id, "mode": mode}}
     sampling = {"max_new_tokens": 1, "custom_params": {**forged, **beside}}
+    own = {"max_new_tokens": 1, "custom_params": forged}
     replies = [
         http.post("/generate", json={"text": "x", "sampling_params": sampling}),
         http.post("/generate", json={"text": ["x", "y"], "sampling_params": [{"max_new_tokens": 1}, sampling]}),
         http.post("/v1/chat/completions", json={"model": "default", "messages": [QUESTION], **sampling}),
-        session.post(mode or "query", text="x", sampling_params=sampling),
-        session.post(mode or "query", text="x", sampling_params=sampling, stream=True),
+        session.post(mode or "query", text="x", sampling_params=own),
+        session.post(mode or "query", text="x", sampling_params=own, stream=True),
     ]
     for reply in replies:
         assert reply.status_code in (400, 422), reply.text

@@ -188,10 +188,12 @@ async def test_a_deleted_fact_is_gone(client: httpx.AsyncClient) -> None:
 
 async def test_a_search(client: httpx.AsyncClient) -> None:
     near, middle, _ = await add(client, "red kayak", "red kayak paddle", "green bicycle")
-    found = await client.post("/v1/memory/search", json={"owner": "ana", "query": "red kayak", "k": 2})
+    found = await client.post(
+        "/v1/memory/search", json={"owner": "ana", "query": "red kayak", "k": 2, "mode": "vector"}
+    )
     assert [hit["fact"]["id"] for hit in found.json()["hits"]] == [near["id"], middle["id"]]
     assert [hit["score"] for hit in found.json()["hits"]] == pytest.approx([1.0, (2 / 3) ** 0.5], abs=1e-3)
-    body = {"owner": "ana", "query": "red kayak", "min_score": 0.9}
+    body = {"owner": "ana", "query": "red kayak", "min_score": 0.9, "mode": "vector"}
     assert len((await client.post("/v1/memory/search", json=body)).json()["hits"]) == 1
     assert "query is empty" in refusal(await client.post("/v1/memory/search", json=body | {"query": " "}), 400)
 
