@@ -12,10 +12,9 @@ import httpx
 
 from locomo.dataset import Conversation
 from locomo.errors import ServerFailed
+from locomo.waiting import wait_for_encodings
 
 _TIMEOUT_S = 600.0
-_POLL_S = 0.5
-_STALLED_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,16 +85,7 @@ class MemoryClient:
         ]
         body = {"owner": owner, "facts": facts}
         ids = [fact["id"] for fact in self._json("POST", "/v1/memory/facts", json=body)["facts"]]
-        total, last, moved_at = 0, -1, time.monotonic()
-        while pending := int(self.status()["encoder"]["pending"]):
-            if pending != last:
-                last, moved_at = pending, time.monotonic()
-            elif time.monotonic() - moved_at > _STALLED_S:
-                raise ServerFailed(f"{pending} encodings are missing and none was made for {_STALLED_S:.0f} s")
-            total = max(total, pending)
-            on_progress(total - pending, total)
-            time.sleep(_POLL_S)
-        on_progress(total, total)
+        wait_for_encodings(lambda: int(self.status()["encoder"]["pending"]), on_progress)
         return ids
 
     def ask(self, question: str, *, max_tokens: int, **memory: Any) -> Answer:

@@ -13,8 +13,8 @@ from locomo.dataset import load
 from locomo.errors import RunError
 from locomo.reporting.arm_names import parse_arm
 from locomo.reporting.measures import Measured
+from locomo.runs.config import reference_of
 from locomo.scores import score_run
-from locomo.scores.fidelity import reference_of
 from locomo.scores.files import read_scored
 from locomo.scores.score import best_splice_arm
 from locomo.scoring.audited import Audit

@@ -17,10 +17,9 @@ from locomo.dataset import Conversation
 from locomo.errors import ServerFailed
 from locomo.reporting.arm_names import ArmName
 from locomo.retrieval.units import Unit
+from locomo.waiting import wait_for_encodings
 
 _TIMEOUT_S = 600.0
-_POLL_S = 0.5
-_STALLED_S = 120.0
 _ADDED_AT_ONCE = 500
 
 
@@ -76,7 +75,7 @@ class StatefulServer:
             added = self._json("POST", "/v1/memory/facts", json={"owner": self.owner, "facts": facts})["facts"]
             self._fact_ids |= {unit.id: fact["id"] for unit, fact in zip(part, added, strict=True)}
         self._unit_ids = {fact: unit for unit, fact in self._fact_ids.items()}
-        self._wait_for_kv(on_progress)
+        wait_for_encodings(self._pending, on_progress)
 
     def retrieve(self, question: str, k: int) -> list[str]:
         """What the server's own search finds, as any request to it would."""
@@ -174,17 +173,8 @@ class StatefulServer:
             tuple({token: logprob for logprob, token, *_ in step} for step in listed),
         )
 
-    def _wait_for_kv(self, on_progress: OnProgress) -> None:
-        total, last, moved_at = 0, -1, time.monotonic()
-        while pending := int(self._json("GET", "/v1/memory/status")["encoder"]["pending"]):
-            if pending != last:
-                last, moved_at = pending, time.monotonic()
-            elif time.monotonic() - moved_at > _STALLED_S:
-                raise ServerFailed(f"{pending} encodings are missing and none was made for {_STALLED_S:.0f} s")
-            total = max(total, pending)
-            on_progress(total - pending, total)
-            time.sleep(_POLL_S)
-        on_progress(total, total)
+    def _pending(self) -> int:
+        return int(self._json("GET", "/v1/memory/status")["encoder"]["pending"])
 
     def _json(self, method: str, path: str, **kwargs: Any) -> Any:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import NamedTuple
@@ -154,10 +155,8 @@ class ChatClient:
 
     def _retry_after_s(self, response: httpx.Response) -> float:
         value = response.headers.get("Retry-After", "").strip()
-        try:
+        with suppress(ValueError):  # seconds, or else a date
             return max(0.0, float(value))
-        except ValueError:
-            pass
         try:
             return max(0.0, parsedate_to_datetime(value).timestamp() - self._now())
         except ValueError:

@@ -119,6 +119,14 @@ def selection_of(arm: ArmName) -> Selection:
     return floors.get(arm.floor or "", Selection.RETRIEVED)
 
 
+def reference_of(arm: ArmName, config: RunConfig) -> str | None:
+    """The text arm with the same facts in the same place, as a run compares with; the first one for what has no k."""
+    placement = arm.placement or "tail"
+    if arm.k is None:
+        return next((name for name in config.arms if name.startswith(f"text/{placement}@")), None)
+    return f"{'oracle/' if arm.oracle else ''}text/{placement}@{arm.k}"
+
+
 def sample(conversations: Sequence[Conversation], config: RunConfig) -> list[Question]:
     """The questions of a run, in the order of the data.
 

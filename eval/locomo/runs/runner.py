@@ -17,13 +17,10 @@ from locomo.errors import ConfigError, ServerFailed
 from locomo.fidelity import kl_divergence, top1
 from locomo.reporting.arm_names import ArmName
 from locomo.retrieval.units import Unit, UnitKind, UnitText, units_of
-from locomo.runs.config import RunConfig, sample, selection_of
+from locomo.runs.config import RunConfig, reference_of, sample, selection_of
 from locomo.runs.folder import RunFolder
 from locomo.runs.selecting import served_by
 from locomo.scoring.choice import distractors
-
-REFERENCE = "text"
-"""Full prefill of the same ids: what fidelity is measured against."""
 
 
 class Precise(Protocol):
@@ -84,8 +81,8 @@ class Runner:
                 raise ConfigError(f"{arm.name} cannot be served: {reason}")
             if arm.parsed.floor == "fp32" and (precise is None or not config.fidelity):
                 raise ConfigError(f"{arm.name} needs a second server in fp32 and the fidelity figures")
-            if config.fidelity and (lacking := self._reference_of(arm.parsed)) not in config.arms:
-                raise ConfigError(f"{arm.name} is compared with {lacking}, which the run lacks")
+            if config.fidelity and (lacking := reference_of(arm.parsed, self._config)) not in config.arms:
+                raise ConfigError(f"{arm.name} is compared with {lacking or 'a text arm'}, which the run lacks")
         self._largest_k = max((arm.parsed.k or 0 for arm in self._arms), default=0)
 
     def run(self, conversations: Sequence[Conversation]) -> int:
@@ -211,7 +208,7 @@ class Runner:
 
     def _fidelity(self, arm: _Arm, scores: Mapping[str, list[Scored] | None]) -> dict[str, Any] | None:
         mine = scores.get(arm.name)
-        reference = scores.get(self._reference_of(arm.parsed))
+        reference = scores.get(reference_of(arm.parsed, self._config) or "")
         if not mine or not reference:
             return None
         gold, against = mine[0], reference[0]
@@ -224,11 +221,3 @@ class Runner:
             "answer_tokens": len(gold.logprobs),
             "choices_nll": [scored.nll for scored in mine] if len(mine) > 1 else None,
         }
-
-    def _reference_of(self, arm: ArmName) -> str:
-        """The text arm that has the same facts in the same place; for what has none, the first text arm of the run."""
-        placement = arm.placement or "tail"
-        if arm.k is None:
-            found = [other for other in self._config.arms if other.startswith(f"{REFERENCE}/{placement}@")]
-            return found[0] if found else f"{REFERENCE}/{placement}@K"
-        return f"{'oracle/' if arm.oracle else ''}{REFERENCE}/{placement}@{arm.k}"

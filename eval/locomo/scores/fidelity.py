@@ -5,19 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from locomo.reporting.arm_names import ArmName
-from locomo.runs.config import RunConfig
+from locomo.runs.config import reference_of
 from locomo.scores import estimates
 from locomo.scores.rows import Arm, Rows
 
 FLOOR = "floor/shuffled"
-
-
-def reference_of(arm: ArmName, config: RunConfig) -> str | None:
-    """The text arm with the same facts in the same place, as a run compares with; the first one for what has no k."""
-    placement = arm.placement or "tail"
-    if arm.k is None:
-        return next((name for name in config.arms if name.startswith(f"text/{placement}@")), None)
-    return f"{'oracle/' if arm.oracle else ''}text/{placement}@{arm.k}"
 
 
 def fidelity_of(arm: Arm, rows: Rows) -> dict[str, Any]:
