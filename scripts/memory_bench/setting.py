@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -78,6 +79,7 @@ def serving(args: argparse.Namespace, *, pool_tokens: int, flags: Sequence[str] 
     RedGate
         The server's self-test failed, or a spliced answer is no nearer to full prefill than one without facts.
     """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the server ends too
     conversation = conversation_of(args)
     with tempfile.TemporaryDirectory(prefix="memory-bench-") as folder:
         own = ["--policy", DEFAULT_POLICY, "--max-total-tokens", str(pool_tokens), "--enable-metrics", *flags]
