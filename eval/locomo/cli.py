@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -66,6 +67,7 @@ Out = Annotated[Path, typer.Argument(help="The run's folder.")]
 @app.callback()
 def main() -> None:
     """Measure memory on LoCoMo's conversations."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a server of ours ends too
 
 
 @app.command()

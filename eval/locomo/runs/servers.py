@@ -15,6 +15,10 @@ from locomo.runs.config import RunConfig
 from locomo.server import ServerProcess
 from memstore import SentenceTransformerEmbedder
 
+# Of a server that asks one question at a time. Left to itself, SGLang takes most of the machine's memory.
+_POOL = ["--max-total-tokens", "20000"]
+_SIZES = ("--max-total-tokens", "--mem-fraction-static")
+
 
 @dataclass(frozen=True, slots=True)
 class Servers:
@@ -75,6 +79,7 @@ def serving(
         if url is None:
             own = ["--policy", policies[0]] if policies else []
             own += ["--also-encode", ",".join(policies[1:])] if len(policies) > 1 else []
+            own += _POOL if not any(flag.startswith(_SIZES) for flag in flags) else []
             process = ServerProcess(model, folder / "memory", flags=[*own, *flags], log=folder / "server.log")
             url = stack.enter_context(process).url
         system = stack.enter_context(StatefulServer(url, model, max_tokens=config.max_tokens))
