@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,11 +24,11 @@ from rich.progress import (
 )
 
 from locomo import reporting, runs
+from locomo.command_line import failing_in_one_line, unlike_published
 from locomo.dataset import file_sha256, load
-from locomo.errors import ConfigError, DatasetError, LocomoError, ReportInputError, RunError
+from locomo.errors import ConfigError, DatasetError, ReportInputError, RunError
 from locomo.judging.judge import Judge, JudgeSettings, open_judge
 from locomo.retrieval.command import retrieval
-from locomo.retrieval.reference import PUBLISHED_SHA256
 from locomo.retrieval.units import UnitKind
 from locomo.runs.config import ANSWERABLE, RunConfig
 from locomo.runs.folder import RunFolder
@@ -289,22 +289,13 @@ def _progress() -> Iterator[runs.Progress]:
         yield runs.Progress(taking_in, lambda done, total: bars.update(asked, completed=done, total=total))
 
 
-@contextmanager
-def _failing_in_one_line() -> Iterator[None]:
-    try:
-        yield
-    except LocomoError as error:
-        print(f"locomo: {error}", file=sys.stderr)
-        raise typer.Exit(1) from error
+def _failing_in_one_line() -> AbstractContextManager[None]:
+    return failing_in_one_line("locomo")
 
 
 def _check_hash(digest: str, path: Path, *, allowed: bool) -> None:
-    if digest == PUBLISHED_SHA256:
-        return
-    said = f"{path} is not the published locomo10.json (SHA-256 {digest[:12]}..., not {PUBLISHED_SHA256[:12]}...)"
-    if not allowed:
-        raise DatasetError(f"{said}: results are not comparable; go on with --allow-data-changes")
-    console.print(f"warning: {said}", style="yellow", highlight=False)
+    if said := unlike_published(path, digest, allowed=allowed):
+        console.print(f"warning: {said}", style="yellow", highlight=False)
 
 
 def _check_run_data(folder: RunFolder, digest: str, path: Path, *, allowed: bool) -> None:
