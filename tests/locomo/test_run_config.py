@@ -7,7 +7,7 @@ from locomo.dataset import Category, Conversation, Question
 from locomo.errors import ConfigError
 from locomo.reporting.arm_names import parse_arm
 from locomo.retrieval.units import Unit
-from locomo.runs.config import RunConfig, sample, selection_of
+from locomo.runs.config import RunConfig, reference_of, sample, selection_of
 from locomo.runs.selecting import served_by
 
 UNITS = {
@@ -31,7 +31,15 @@ def conversation(name: str, counts: dict[Category, int]) -> Conversation:
 
 @pytest.mark.parametrize(
     "name",
-    ["full", "none", "text/head@5", "splice/ladder:0+4/tail@10", "oracle/text/tail@3", "floor/fp32@10"],
+    [
+        "full",
+        "none",
+        "text/head@5",
+        "splice/ladder:0+4/tail@10",
+        "oracle/text/tail@3",
+        "floor/fp32@10",
+        "floor/shuffled/head@4",
+    ],
 )
 def test_sound_arms_are_taken(name: str) -> None:
     [arm] = RunConfig((name,)).parsed_arms()
@@ -40,11 +48,37 @@ def test_sound_arms_are_taken(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["text/tail", "text@5", "splice/tail@5", "full@5", "floor/none@5", "text/tail@0", "nonsense", "text/side@5", ""],
+    [
+        "text/tail",
+        "text@5",
+        "splice/tail@5",
+        "full@5",
+        "floor/none@5",
+        "text/tail@0",
+        "nonsense",
+        "text/side@5",
+        "",
+        "floor/shuffled/tail@5",
+        "oracle/floor/shuffled@5",
+    ],
 )
 def test_what_cannot_be_run_is_refused_by_name(name: str) -> None:
     with pytest.raises(ConfigError, match="is no arm"):
         RunConfig((name,)).parsed_arms()
+
+
+@pytest.mark.parametrize("floor", ["shuffled", "swapped", "fp32"])
+def test_a_floor_at_the_head_is_served_there_and_compared_with_text_at_the_head(floor: str) -> None:
+    config = RunConfig(("text/tail@3", "text/head@3", f"floor/{floor}@3", f"floor/{floor}/head@3"))
+    *_, tail, head = config.parsed_arms()
+    assert (tail.floor, head.floor) == (floor, floor)
+    assert (reference_of(tail, config), reference_of(head, config)) == ("text/tail@3", "text/head@3")
+    asked = question(0, Category.SINGLE_HOP)
+    placed = [
+        served_by(arm, asked, retrieved=("O3", "O1", "O5", "O0"), units=UNITS, seed=0).placement for arm in (tail, head)
+    ]
+    assert placed == ["tail", "head"]
+    assert head.label == f"{tail.label}, head"
 
 
 def test_no_arm_and_an_arm_twice_are_refused() -> None:

@@ -28,7 +28,7 @@ class ArmName:
     policy
         How facts are encoded, as in ``window:5``; None for what is not spliced.
     placement
-        ``head`` or ``tail``; None where the name has none.
+        ``head`` or ``tail``; None where the name has none, as of a floor at the tail.
     oracle
         Whether the facts are the evidence itself instead of what was retrieved.
     k
@@ -56,13 +56,16 @@ class ArmName:
     @property
     def floor(self) -> str | None:
         """Which noise floor this is, as in ``shuffled``; None for an arm under test."""
-        return self.series.partition("/")[2] if self.kind == "floor" else None
+        if self.kind != "floor":
+            return None
+        return self.series.partition("/")[2].removesuffix(f"/{self.placement}")
 
     @property
     def label(self) -> str:
         """What a reader is shown: the name without its k, in words."""
         if self.floor is not None:
-            return f"floor: {FLOORS.get(self.floor, self.floor)}"
+            where = f", {self.placement}" if self.placement else ""
+            return f"floor: {FLOORS.get(self.floor, self.floor)}{where}"
         words = {"full": "full context", "none": "no memory"}.get(self.kind, self.kind)
         if self.policy:
             family, _, number = self.policy.partition(":")

@@ -10,11 +10,13 @@ from typing import Any
 from locomo.arms.base import Selection
 from locomo.dataset import Category, Conversation, Question
 from locomo.errors import ConfigError
-from locomo.reporting.arm_names import ArmName, parse_arm
+from locomo.reporting.arm_names import FLOORS, ArmName, parse_arm
 from locomo.retrieval.units import UnitKind
 
 ANSWERABLE = (Category.MULTI_HOP, Category.TEMPORAL, Category.OPEN_DOMAIN, Category.SINGLE_HOP)
-_FORMS = "full, none, text/head, text/tail, splice/POLICY/head|tail, oracle/..., floor/shuffled|swapped|fp32; then @k"
+_FORMS = (
+    "full, none, text/head, text/tail, splice/POLICY/head|tail, oracle/..., floor/shuffled|swapped|fp32[/head]; then @k"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,8 @@ def _is_sound(arm: ArmName) -> bool:
             has_policy = (arm.policy is not None) == (arm.kind == "splice")
             return has_policy and arm.placement is not None and (arm.k is not None) and arm.k > 0
         case "floor":
-            return arm.floor in ("shuffled", "swapped", "fp32") and arm.k is not None and arm.k > 0
+            is_known = arm.floor in FLOORS and not arm.oracle
+            return is_known and arm.placement != "tail" and arm.k is not None and arm.k > 0
     return False
 
 

@@ -20,7 +20,7 @@ def fidelity_of(arm: Arm, rows: Rows) -> dict[str, Any]:
     ``nll_difference`` is the mean over questions of the NLL per gold token, nats, less the reference's.
     ``share_of_information_kept`` is the sum over questions of NLL without memory less the arm's, over the same with the
     reference, each NLL that of the whole answer. ``kl_over_shuffle_floor`` is the ratio of the means of ``kl_answer``
-    of the arm and of ``floor/shuffled`` at the same k; the floor has the retrieved facts, so that arms with other facts
+    of the arm and of ``floor/shuffled`` at the same k and placement; the floor has the retrieved facts, so that arms with other facts
     have no such ratio, nor does the reference, whose distance is 0 by definition.
     """
     reference = rows.arm(reference_of(arm.name, rows.config) or "")
@@ -48,4 +48,5 @@ def _share_kept(arm: Arm, reference: Arm, nothing: Arm) -> estimates.Estimate | 
 
 def _floor_of(arm: ArmName, rows: Rows) -> Arm | None:
     has_the_retrieved_facts = arm.kind in ("splice", "floor") and not arm.oracle
-    return rows.arm(f"{FLOOR}@{arm.k}") if has_the_retrieved_facts and arm.k is not None else None
+    floor = f"{FLOOR}/head" if arm.placement == "head" else FLOOR
+    return rows.arm(f"{floor}@{arm.k}") if has_the_retrieved_facts and arm.k is not None else None
