@@ -29,7 +29,7 @@ def command(step: str, out: Path, *options: object) -> list[str]:
 
 
 def run_options(server: RunningServer, model_dir: Path) -> list[object]:
-    size = ["--questions", _QUESTIONS, "--max-tokens", 4]
+    size = ["--questions", _QUESTIONS, "--max-tokens", 4, "--no-choices"]
     return ["--model", model_dir, "--url", server.url, "--arms", _ARMS, "--allow-data-changes", *size]
 
 
