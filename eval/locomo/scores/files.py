@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 from locomo.errors import RunError
 from locomo.reporting.measures import Measured
 from locomo.reporting.scores import finite
+from locomo.whole_file import write_whole
 
 SCORE = "score.json"
 SCORED = "scored.jsonl"
@@ -47,21 +47,6 @@ def write_scored(folder: Path, score: Mapping[str, Any], questions: Sequence[Que
 def write_score(path: Path, score: Mapping[str, Any]) -> None:
     """Write a score to any place; errors as of `write_scored`."""
     write_whole(path, json.dumps(score, indent=1, ensure_ascii=False) + "\n")
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Replace a file in one step; errors as of `write_scored`."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with draft.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-    except OSError as error:
-        draft.unlink(missing_ok=True)
-        raise RunError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def read_scored(folder: Path) -> dict[str, dict[Measured, float]]:
