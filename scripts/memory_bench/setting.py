@@ -1,12 +1,7 @@
-"""What all three benchmarks share: the data, the server with its facts encoded, and the gate before any timing."""
+"""A server with its facts encoded, and the gate before any timing."""
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import signal
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,22 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sessions_bench.environment import description
-
-from locomo.arms.base import Served
 from locomo.arms.stateful import StatefulServer
-from locomo.dataset import Category, Conversation, demo_conversation_path, file_sha256, load
-from locomo.fidelity import kl_divergence
-from locomo.retrieval.units import UnitKind, UnitText, units_of
+from locomo.connection import ServerConnection
+from locomo.errors import ServerFailed
 from locomo.server import ServerProcess
-from sgl_stateful.model_files import default_model_dir
+
+from .gate import Divergence, RedGate, diverge, require_near, spread
+from .output import say
+from .subject import Subject
 
 DEFAULT_POLICY = "ladder:0+4"
-_GATE_K, _GATE_QUESTIONS, _GATE_TOP = 10, 4, 1000
-
-
-class RedGate(RuntimeError):
-    """What is to be timed does not do what it should."""
+SPLICE = f"splice/{DEFAULT_POLICY}/tail"
+TEXT = "text/tail"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,105 +32,85 @@ class Setting:
     ----------
     owner
         Of the facts.
-    questions
-        Whose answer is in the conversation, in its order, without repetitions.
+    policy
+        Under which they are spliced.
+    add_s
+        What it took to add them: to embed and to store them.
+    status
+        The server's word when all were encoded, before it was asked anything.
+    divergence
+        By the gate.
     """
 
     url: str
-    server: StatefulServer
     owner: str
-    questions: tuple[str, ...]
     policy: str
-
-
-def arguments(doc: str, **more: Any) -> argparse.ArgumentParser:
-    """Options that every benchmark has."""
-    parser = argparse.ArgumentParser(description=doc.splitlines()[0])
-    parser.add_argument("--json", type=Path, metavar="OUT", help="write bars and rows to this file")
-    parser.add_argument("--data", type=Path, default=os.environ.get("LOCOMO_DATA"), help="LoCoMo's file")
-    parser.add_argument("--conversation", type=int, default=0, help="which of the file")
-    parser.add_argument("--units", choices=[kind.value for kind in UnitKind], default=UnitKind.TURNS.value)
-    parser.add_argument("--model", type=Path, default=default_model_dir(os.environ))
-    for name, options in more.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", **options)
-    return parser
-
-
-def conversation_of(args: argparse.Namespace) -> Conversation:
-    """The conversation to serve: of the user's file, or the shipped one."""
-    return load(args.data or demo_conversation_path())[args.conversation]
+    add_s: float
+    status: Mapping[str, Any]
+    divergence: Divergence
 
 
 @contextmanager
-def serving(args: argparse.Namespace, *, pool_tokens: int, flags: Sequence[str] = ()) -> Iterator[Setting]:
+def serving(
+    subject: Subject, *, pool_tokens: int, policy: str = DEFAULT_POLICY, flags: Sequence[str] = ()
+) -> Iterator[Setting]:
     """Start a server, encode the conversation, and pass the gate.
+
+    The divergence of policies other than the default is measured and not judged: some are known to be far from full
+    prefill, and what they cost is of interest all the same.
 
     Raises
     ------
     RedGate
-        The server's self-test failed, or a spliced answer is no nearer to full prefill than one without facts.
+        The server's self-test failed, a fact was not encoded, an answer was not spliced, or splicing changes the
+        model's answer by more than it may (see `gate.require_near`).
+    ServerFailed
+        The server did not start or ended; the message holds the end of its log.
     """
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the server ends too
-    conversation = conversation_of(args)
     with tempfile.TemporaryDirectory(prefix="memory-bench-") as folder:
-        own = ["--policy", DEFAULT_POLICY, "--max-total-tokens", str(pool_tokens), "--enable-metrics", *flags]
-        process = ServerProcess(args.model, Path(folder) / "memory", flags=own, log=Path(folder) / "server.log")
-        with process, StatefulServer(process.url, args.model, max_tokens=1) as server:
-            say(f"encoding {conversation.sample_id}")
-            units = units_of(conversation, UnitKind(args.units), text=UnitText.PLAIN, captions=True)
-            server.open(conversation, units, lambda done, total: None)
-            asked = [q.question for q in conversation.questions if q.category != Category.ADVERSARIAL and q.evidence]
-            setting = Setting(process.url, server, server.owner, tuple(dict.fromkeys(asked)), DEFAULT_POLICY)
-            check(setting)
-            yield setting
+        own = ["--policy", policy, "--max-total-tokens", str(pool_tokens), "--enable-metrics", *flags]
+        process = ServerProcess(subject.model, Path(folder) / "memory", flags=own, log=Path(folder) / "server.log")
+        say(f"a server starts with {policy}; that takes a minute or so")
+        with process, StatefulServer(process.url, subject.model, max_tokens=1) as server:
+            try:
+                yield _opened(process.url, server, subject, policy)
+            except ServerFailed as error:
+                raise ServerFailed(f"{error}\nthe server's log ends:\n{process.log_tail()}") from error
 
 
-def check(setting: Setting) -> None:
-    """Refuse to time what is wrong: same prompt, really spliced, and nearer to full prefill than no facts are."""
-    server, spread = setting.server, []
-    for question in setting.questions[:_GATE_QUESTIONS]:
-        facts = tuple(reversed(server.retrieve(question, _GATE_K)))
-        spliced, text = Served(facts, "tail", setting.policy), Served(facts, "tail", None)
-        server.forget()
-        answers = {served: server.answer(question, served) for served in (spliced, text)}
-        without = Served((), "tail", None)
-        answers[without] = server.answer(question, without)
-        if answers[spliced].tier != "spliced":
-            raise RedGate(f"{question!r} was served as {answers[spliced].tier}: {answers[spliced].reason}")
-        if answers[spliced].tokens["prompt"] != answers[text].tokens["prompt"]:
-            raise RedGate(f"{question!r}: {answers[spliced].tokens} spliced, {answers[text].tokens} as text")
-        server.forget()
-        first = {}
-        for served, answer in answers.items():
-            [scored] = server.score(question, served, [" "], prompt=answer, top=_GATE_TOP) or []
-            first[served] = scored.distributions[0]
-        spread.append((kl_divergence(first[text], first[spliced]), kl_divergence(first[text], first[without])))
-    near, far = (sum(values) / len(spread) for values in zip(*spread, strict=True))
-    say(f"gate: KL to full prefill at the first token {near:.3f} spliced, {far:.3f} without facts")
-    if not near < far:
-        raise RedGate(
-            f"spliced answers are no nearer to full prefill ({near:.3f}) than those without facts ({far:.3f})"
-        )
+def status_of(url: str) -> dict[str, Any]:
+    """``/v1/memory/status``.
+
+    Raises
+    ------
+    ServerFailed
+        The server cannot be reached, or answers with an error.
+    """
+    with ServerConnection(url) as connection:
+        return connection.status()
 
 
-def write(args: argparse.Namespace, bars: Mapping[str, float | None], rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print the bars, and write all of it where the user said."""
-    print(json.dumps(bars))
-    if args.json is None:
-        return
-    data = args.data or demo_conversation_path()
-    meta = description() | {
-        "model": args.model.name,
-        "data_sha256": file_sha256(data),
-        "conversation": args.conversation,
-        "units": args.units,
-    }
-    args.json.write_text(json.dumps({"bars": dict(bars), "rows": list(rows), "meta": meta}, indent=1) + "\n")
+def _opened(url: str, server: StatefulServer, subject: Subject, policy: str) -> Setting:
+    if not status_of(url)["verified"]:
+        raise RedGate("the server's self-test failed")
+    say(f"encoding {len(subject.units)} facts")
+    add_s, started = 0.0, time.perf_counter()
 
+    def added(done: int, total: int) -> None:
+        """Is first called when all facts have been added."""
+        nonlocal add_s
+        add_s = add_s or time.perf_counter() - started
 
-_STARTED = time.monotonic()
-
-
-def say(line: str) -> None:
-    """What is going on, with the time since the start."""
-    print(f"{time.monotonic() - _STARTED:4.0f} s  {line}", file=sys.stderr, flush=True)
+    server.open(subject.conversation, subject.units, added)
+    status = status_of(url)
+    for name, counts in status["encoder"]["policies"].items():
+        if counts["failures"] or counts["facts"] < len(subject.units):
+            raise RedGate(
+                f"{name}: {counts['facts']} of {len(subject.units)} facts encoded, {counts['failures']} failed"
+            )
+    divergence = diverge(server, spread(subject.questions), policy)
+    near = ", ".join(f"{kl:.3f} {what}" for what, kl in divergence._asdict().items())
+    say(f"gate: mean KL to full prefill at the first token {near}")
+    if policy == DEFAULT_POLICY:
+        require_near(divergence)
+    return Setting(url, server.owner, policy, add_s, status, divergence)

@@ -1,72 +1,121 @@
 """Time to the first token over k: the same facts spliced and as text, retrieval and everything else included.
 
-Every round has a question of its own, so its facts are a new block; both arms then ask it once more, which finds
-all of it in the radix cache. Spliced prompts go first: text that was prefilled exactly would be found by them.
+Every cell (one arm at one k) begins with empty caches. ``new``: the facts' KV is read from the store. ``repeated``: the
+same request once more, all of it in the radix cache. ``arena``, spliced only: the same facts behind another line, so
+that their KV is in the arena, from other requests as it were, and their block is not in the radix cache. Both arms of a
+k have the same question, which is another one in every round and for every k; arms take turns to be first.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import statistics
+import time
 from collections import defaultdict
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from locomo.arms.prompts import PromptIds
+from locomo.errors import ConfigError
 
 from .client import Client, Timed
-from .setting import Setting, arguments, say, serving, write
+from .command import integers, positive, run
+from .output import Output, say
+from .setting import SPLICE, TEXT, serving
+from .spread import spread_ms
+from .subject import Subject, require_facts, require_questions
 
 KS = (0, 1, 5, 10, 20, 50)
-_WARM_UP_ROUNDS = 2
+BARS = ("ttft_text_over_splice_k50", "ttft_splice_k50_over_k0")
+LEAST_REPEATS = 30
 _POOL_TOKENS = 40_000
+_ARMS = {"off": "none", "text": TEXT, "splice": SPLICE}
+_TIERS = {"none": ["none"], TEXT: ["text"], SPLICE: ["spliced"]}
+_STAGES = ("retrieve", "assemble", "splice")
 
-Key = tuple[str, int, str]
+
+class Cell(NamedTuple):
+    """One arm at one k, with its question."""
+
+    mode: str
+    k: int
+    question: str
 
 
-async def measure(setting: Setting, prompts: PromptIds, *, repeats: int, ks: tuple[int, ...]) -> dict[Key, list[Timed]]:
-    """Times by (mode, k, case), ``repeats`` each."""
-    client = Client(setting.url, prompts, owner=setting.owner, policy=setting.policy)
+class Key(NamedTuple):
+    """What a row is of."""
+
+    mode: str
+    k: int
+    case: str
+
+
+Taken = Mapping[Key, Sequence[Timed]]
+
+
+def cells_of_round(number: int, ks: Sequence[int], questions: Sequence[str]) -> list[Cell]:
+    """The cells of one round in their order.
+
+    With as many questions as rounds no question comes twice for one k, in either arm.
+    """
+    cells = []
+    for turn in range(len(ks)):
+        place = (turn + number) % len(ks)
+        k, question = ks[place], questions[(number + place * len(questions) // len(ks)) % len(questions)]
+        modes = ("splice", "text") if k else ("off",)
+        cells += [Cell(mode, k, question) for mode in (modes if (number + place) % 2 else reversed(modes))]
+    return cells
+
+
+async def take(client: Client, cell: Cell) -> dict[Key, Timed]:
+    """Times of one cell, by case."""
+    mode, k, question = cell
+    await client.flush()
+    found = {}
+    for case in ("new", "repeated"):
+        found[Key(mode, k, case)] = await client.ask(question, mode=mode, k=k, answer=1)
+    if mode == "splice":
+        found[Key(mode, k, "arena")] = await client.ask(question, mode=mode, k=k, answer=1, other_beginning=True)
+    return found
+
+
+async def measure(
+    client: Client, questions: Sequence[str], output: Output, *, repeats: int, ks: Sequence[int]
+) -> list[dict[str, Any]]:
+    """Rows of ``repeats`` rounds, which are written after every one; a round before them warms the server up."""
+    started = time.monotonic()
+    for cell in cells_of_round(0, ks, questions[::-1]):
+        await take(client, cell)
+    round_s = time.monotonic() - started
+    say(f"{repeats} rounds of about {round_s:.0f} s: {repeats * round_s / 60:.0f} minutes")
     taken: dict[Key, list[Timed]] = defaultdict(list)
-    for number in range(-_WARM_UP_ROUNDS, repeats):
-        question = setting.questions[number % len(setting.questions)]
-        await client.flush()
-        turned = ks[number % len(ks) :] + ks[: number % len(ks)]
-        for mode in ("splice", "text"):
-            for k in turned:
-                if k == 0 and mode == "text":
-                    continue  # one and the same prompt, which is now in the cache
-                for case in ("new", "repeated"):
-                    found = await client.ask(question, mode=mode if k else "off", k=k, answer=1)
-                    if number >= 0:
-                        taken[mode if k else "none", k, case].append(found)
-        say(f"round {number + 1} of {repeats}") if number % 10 == 9 else None
-    await client.close()
-    return taken
+    for number in range(repeats):
+        for cell in cells_of_round(number, ks, questions):
+            for key, timed in (await take(client, cell)).items():
+                taken[key].append(timed)
+        output.write(rows_of(taken))
+        if number % 5 == 4:
+            say(f"round {number + 1} of {repeats}")
+    return rows_of(taken)
 
 
-def row_of(key: Key, taken: list[Timed], policy: str) -> dict[str, Any]:
-    """One row of the output."""
-    mode, k, case = key
-    ttft = sorted(timed.ttft_ms for timed in taken)
-    parts = {
-        stage: statistics.median(timed.memory["ms"][stage] for timed in taken)
-        for stage in ("retrieve", "assemble", "splice")
-    }
-    parts["prefill"] = statistics.median(timed.forward_ms for timed in taken)
-    parts["other"] = max(statistics.median(ttft) - sum(parts.values()), 0.0)
-    arm = {"none": "none", "text": "text/tail", "splice": f"splice/{policy}/tail"}[mode]
+def rows_of(taken: Taken) -> list[dict[str, Any]]:
+    """Rows in order of arm, k and case."""
+    return [row_of(key, taken[key]) for key in sorted(taken)]
+
+
+def row_of(key: Key, taken: Sequence[Timed]) -> dict[str, Any]:
+    """One row: the total's spread, and means of the parts, which add up to the mean total."""
+    total = spread_ms([timed.ttft_ms for timed in taken])
+    parts = {stage: statistics.mean(timed.memory["ms"][stage] for timed in taken) for stage in _STAGES}
+    parts["prefill"] = statistics.mean(timed.forward_ms for timed in taken)
+    parts["other"] = total["mean"] - sum(parts.values())
     return {
-        "arm": arm,
-        "k": k,
-        "case": case,
-        "ttft_ms": {
-            "p50": statistics.median(ttft),
-            "p95": ttft[max(-(-len(ttft) * 95 // 100), 1) - 1],
-            "p25": ttft[len(ttft) // 4],
-            "p75": ttft[3 * len(ttft) // 4],
-            "repeats": len(ttft),
-        },
+        "arm": _ARMS[key.mode],
+        "k": key.k,
+        "case": key.case,
+        "ttft_ms": total,
         "parts_ms": parts,
         "prefilled_tokens": statistics.median(timed.memory["tokens"]["prefilled"] for timed in taken),
         "spliced_tokens": statistics.median(timed.memory["tokens"]["spliced"] for timed in taken),
@@ -74,28 +123,49 @@ def row_of(key: Key, taken: list[Timed], policy: str) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """Parse, measure, print."""
-    args = arguments(
-        __doc__ or "",
-        repeats={"type": int, "default": 30, "help": "rounds, each with a new question"},
-        k={"default": ",".join(map(str, KS)), "help": "numbers of facts"},
-    ).parse_args()
-    ks = tuple(int(part) for part in args.k.split(","))
-    with serving(args, pool_tokens=_POOL_TOKENS) as setting:
-        taken = asyncio.run(measure(setting, PromptIds(Path(args.model)), repeats=args.repeats, ks=ks))
-    rows = [row_of(key, found, setting.policy) for key, found in taken.items()]
-    p50 = {(row["arm"], row["k"], row["case"]): row["ttft_ms"]["p50"] for row in rows}
-    splice = f"splice/{setting.policy}/tail"
-    bars = {"ttft_text_over_splice_k50": None, "ttft_splice_k50_over_k0": None}
+def bars_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
+    """Ratios of medians, new facts every time; None where a side has too few repeats or was served otherwise."""
+    p50 = {
+        (row["arm"], row["k"]): row["ttft_ms"]["p50"]
+        for row in rows
+        if row["case"] == "new" and row["ttft_ms"]["repeats"] >= LEAST_REPEATS and row["tiers"] == _TIERS[row["arm"]]
+    }
+    text, splice, none = p50.get((TEXT, 50)), p50.get((SPLICE, 50)), p50.get(("none", 0))
+    return {
+        "ttft_text_over_splice_k50": text / splice if text and splice else None,
+        "ttft_splice_k50_over_k0": splice / none if splice and none else None,
+    }
+
+
+def _measure(args: argparse.Namespace, subject: Subject, output: Output) -> None:
+    if not args.k:
+        raise ConfigError("--k names no number of facts")
+    require_questions(subject, args.repeats, f"--repeats {args.repeats}")
+    require_facts(subject, max(args.k))
+    with serving(subject, pool_tokens=_POOL_TOKENS) as setting:
+        output.meta |= {"embedder": setting.status["embedder"], "gate_kl": setting.divergence._asdict()}
+
+        async def measured() -> list[dict[str, Any]]:
+            prompts = PromptIds(subject.model)
+            async with Client(setting.url, prompts, owner=setting.owner, policy=setting.policy) as client:
+                return await measure(client, subject.questions, output, repeats=args.repeats, ks=args.k)
+
+        rows = asyncio.run(measured())
     for row in rows:
-        line = f"{row['arm']:24s} k {row['k']:3d} {row['case']:9s} p50 {row['ttft_ms']['p50']:7.1f} ms"
-        print(f"{line}  p95 {row['ttft_ms']['p95']:7.1f}  prefilled {row['prefilled_tokens']:6.0f}  {row['tiers']}")
-    if 50 in ks:
-        bars["ttft_text_over_splice_k50"] = p50["text/tail", 50, "new"] / p50[splice, 50, "new"]
-        if 0 in ks:
-            bars["ttft_splice_k50_over_k0"] = p50[splice, 50, "new"] / p50["none", 0, "new"]
-    write(args, bars, rows)
+        ms = row["ttft_ms"]
+        line = f"{row['arm']:24s} k {row['k']:3d} {row['case']:9s} p50 {ms['p50']:7.1f} ms  p95 {ms['p95']:7.1f}"
+        print(f"{line}{'*' if ms['p95_of_few'] else ' '} prefilled {row['prefilled_tokens']:6.0f}")
+    print("* one of the three largest: too few samples for a 95th percentile")
+    output.finish(rows, bars_of(rows))
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Parse, measure, print."""
+    options = {
+        "repeats": {"type": positive, "default": LEAST_REPEATS, "help": "rounds; bars need 30"},
+        "k": {"type": integers, "default": KS, "help": "numbers of facts, comma-separated"},
+    }
+    run(_measure, program="bench_ttft", doc=__doc__ or "", bars=BARS, options=options, argv=argv)
 
 
 if __name__ == "__main__":
