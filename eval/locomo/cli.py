@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console, RenderableType
@@ -24,19 +23,21 @@ from rich.progress import (
 )
 
 from locomo import reporting, runs
+from locomo.arms.prompts import prompt_hash
 from locomo.command_line import failing_in_one_line, unlike_published
 from locomo.dataset import file_sha256, load
-from locomo.errors import ConfigError, DatasetError, ReportInputError, RunError
+from locomo.errors import ConfigError, DatasetError, JudgeRefused, RunError
 from locomo.judging.judge import Judge, JudgeSettings, open_judge
 from locomo.retrieval.command import retrieval
 from locomo.retrieval.units import UnitKind
-from locomo.runs.config import ANSWERABLE, RunConfig
+from locomo.runs.config import ANSWERABLE, RunConfig, sample
 from locomo.runs.folder import RunFolder
-from locomo.runs.header import header_of
+from locomo.runs.header import header_of, model_name_of
 from locomo.runs.runner import Runner
 from locomo.runs.servers import Endpoint, asking, serving
 from locomo.scores import score_run
-from locomo.scores.files import SCORE, read_scored, write_score
+from locomo.scores.files import write_score
+from locomo.scores.inputs import read_benches, read_encoding, read_run, read_score
 from locomo.scores.table import render
 from locomo.scoring.audited import load_audit
 
@@ -48,15 +49,6 @@ DEFAULT_ARMS = (
     "splice/window:0/tail@10",
     "floor/shuffled@10",
 )
-# A bar that each benchmark's file has, and no other: what tells a file of another name.
-_BENCH_BARS = dict(
-    zip(
-        reporting.BENCHES,
-        ("ttft_text_over_splice_k50", "qps_ratio_16_users_k50", "encode_tokens_per_fact_token"),
-        strict=True,
-    )
-)
-
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 console = Console(stderr=True)
 
@@ -104,32 +96,44 @@ def run(
             arms=tuple(part.strip() for part in arms.split(",") if part.strip()),
             units=units.value,
             questions=questions,
-            ids=tuple(int(part) for part in ids.split(",")),
+            ids=_ids(ids),
             conversations=tuple(part.strip() for part in conversations.split(",") if part.strip()),
             max_tokens=max_tokens,
             fidelity=fidelity and endpoint is None,  # an endpoint gives no log probabilities of the gold
             choices=choices,
             seed=seed,
         )
-        config.parsed_arms()
+        config.check()
         samples, digest = load(data), file_sha256(data)
         _check_hash(digest, data, allowed=allow_data_changes)
-        folder = RunFolder(out)
-        out.mkdir(parents=True, exist_ok=True)
+        sample(samples, config)  # that there are questions, before servers start
+        folder, flags = RunFolder(out), tuple(server_flag or ())
         if endpoint is not None:
-            found = _endpoint(endpoint, endpoint_model, endpoint_key_env)
-            connected = asking(found, config)
+            connected = asking(found := _endpoint(endpoint, endpoint_model, endpoint_key_env), config)
+            name = found.model
         elif model is not None:
-            console.print(f"servers start; their logs are in {out}", highlight=False)
-            flags = server_flag or ()
             connected = serving(config, model=model, folder=out, url=url, precise_url=precise_url, flags=flags)
+            name = model_name_of(model)
         else:
             raise ConfigError("a run needs --model, or --endpoint and --endpoint-model")
-        with connected as servers, _progress() as progress:
-            folder.begin(config, header_of(digest, servers.system.describe()))
-            runner = Runner(config, servers.system, folder, precise=servers.precise, progress=progress)
-            asked = runner.run(samples)
+        with folder.locked(), _writing_to(out):
+            folder.check(config, {"data_sha256": digest, "prompt_sha256": prompt_hash()})
+            if endpoint is None:
+                console.print(f"servers start; their logs are in {out}", highlight=False)
+            with connected as servers, _progress() as progress:
+                runner = Runner(config, servers.system, folder, precise=servers.precise, progress=progress)
+                header = header_of(digest, servers.system.describe(), model_name=name, server_flags=flags)
+                for difference in folder.begin(config, header):
+                    console.print(f"warning: {out} was begun otherwise: {difference}", style="yellow", highlight=False)
+                asked = runner.run(samples)
         console.print(f"{asked} questions asked, {len(folder.done())} rows in {out}", highlight=False)
+
+
+def _ids(text: str) -> tuple[int, ...]:
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts or not all(part.isdecimal() for part in parts):
+        raise ConfigError(f"--ids {text!r} is no list of category ids, as in 1,2,3,4")
+    return tuple(map(int, parts))
 
 
 def _endpoint(url: str, model: str | None, key_env: str | None) -> Endpoint:
@@ -153,6 +157,10 @@ def score(
     out: Out,
     data: Data,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the score here too, bars included.")] = None,
+    k: Annotated[
+        int | None,
+        typer.Option("--k", min=1, help="Of the arms that the bars are of; by default 10, or the run's only."),
+    ] = None,
     judge_url: Annotated[str | None, typer.Option(help="An OpenAI-compatible endpoint, as https://host/v1.")] = None,
     judge_model: Annotated[str | None, typer.Option(help="The judge's full name.")] = None,
     judge_key_env: Annotated[str | None, typer.Option(help="The environment variable with its key.")] = None,
@@ -168,22 +176,28 @@ def score(
         _check_run_data(RunFolder(out), digest, data, allowed=allow_data_changes)
         listed = None if audit is None else load_audit(audit, conversations)
         with _judging(settings, out) as judge:
-            scored = score_run(out, conversations, judge=judge, judge_runs=judge_runs, audit=listed, data_sha256=digest)
+            scored = score_run(
+                out, conversations, k=k, judge=judge, judge_runs=judge_runs, audit=listed, data_sha256=digest
+            )
         if json_file is not None:
             write_score(json_file, scored)
         _print(render(scored))
+        if refused := scored["judge_refused"]:
+            raise JudgeRefused(f"{refused}: the score is without verdicts, and those had so far are kept")
 
 
 @app.command()
 def report(
     out: Out,
     bench: Annotated[
-        list[Path] | None, typer.Option(help="A file of a speed benchmark, beside those in the folder; repeatable.")
+        list[Path] | None,
+        typer.Option(help="A file of a speed benchmark, in place of the folder's own of that kind; repeatable."),
     ] = None,
 ) -> None:
     """Draw a scored run as one HTML page, with its charts as PNG beside it."""
     with _failing_in_one_line(), _writing_to(out):
-        page = reporting.write_report(_read_score(out), out=out, benches=_benches(out, bench or ()))
+        score, benches = read_score(out), read_benches(out, bench or ())
+        page = reporting.write_report(score, out=out, benches=benches, encoded=read_encoding(out))
         print(page)
 
 
@@ -194,44 +208,11 @@ def compare(
 ) -> None:
     """Set runs beside the first, paired by question wherever both have rows of it."""
     with _failing_in_one_line():
-        pairs = reporting.compare([_read_run(out, among=outs) for out in outs])
+        pairs = reporting.compare([read_run(out, among=outs) for out in outs])
         _print(reporting.render(pairs))
         if html is not None:
             with _writing_to(html):
                 reporting.write_comparison(pairs, html)
-
-
-def _read_score(out: Path) -> Mapping[str, Any]:
-    if not (out / SCORE).exists():
-        raise ReportInputError(f"{out} has no {SCORE}: python -m locomo score {out} makes it")
-    return reporting.read_object(out / SCORE)
-
-
-def _read_run(out: Path, *, among: Sequence[Path]) -> reporting.Run:
-    """A run with the figures of its answers; named by its folder, with the path where two have one name."""
-    _read_score(out)
-    names = [other.resolve().name for other in among]
-    name = out.resolve().name
-    found = reporting.read_run(out, name=name if names.count(name) == 1 else str(out))
-    return replace(found, measures={**found.measures, **read_scored(out)})
-
-
-def _benches(out: Path, given: Sequence[Path]) -> dict[str, Mapping[str, Any]]:
-    """Benchmarks' files by name: those in the run's folder, and those given, which come first."""
-    lying = [path for name in reporting.BENCHES if (path := out / f"{name}.json").exists()]
-    found = {}
-    for path in [*lying, *given]:
-        bench = reporting.read_object(path)
-        bars = bench.get("bars") or {}
-        name = (
-            path.stem
-            if path.stem in reporting.BENCHES
-            else next((n for n, b in _BENCH_BARS.items() if b in bars), None)
-        )
-        if name is None:
-            raise ReportInputError(f"{path} is of no known benchmark: neither its name nor its bars are of one")
-        found[name] = bench
-    return found
 
 
 def _judge_settings(

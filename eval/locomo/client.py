@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import httpx
-
+from locomo.connection import ServerConnection
 from locomo.dataset import Conversation
 from locomo.errors import ServerFailed
 from locomo.waiting import wait_for_encodings
-
-_TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,33 +38,24 @@ class MemoryClient:
 
     Raises
     ------
-    ServerFailed
-        From every call: the server answered with an error, whose message it repeats.
+    RequestRefused, ServerFailed
+        From every call: the request is refused, or the server cannot answer it; the message repeats what it says.
     """
 
     def __init__(self, url: str) -> None:
-        self._http = httpx.Client(base_url=url, timeout=_TIMEOUT_S)
+        self._server = ServerConnection(url)
 
     def close(self) -> None:
         """Close the connections."""
-        self._http.close()
-
-    def _json(self, method: str, path: str, **kwargs: Any) -> Any:
-        response = self._http.request(method, path, **kwargs)
-        if response.is_error:
-            raise ServerFailed(f"{method} {path} answered {response.status_code}: {response.text[:500]}")
-        return response.json() if response.content else None
+        self._server.close()
 
     def status(self) -> dict[str, Any]:
         """``/v1/memory/status``."""
-        answer: dict[str, Any] = self._json("GET", "/v1/memory/status")
-        return answer
+        return self._server.status()
 
     def flush_cache(self) -> None:
-        """Empty the radix cache."""
-        response = self._http.post("/flush_cache")
-        if response.is_error:
-            raise ServerFailed(f"flush_cache answered {response.status_code}: {response.text[:500]}")
+        """Empty the radix cache and the arena."""
+        self._server.flush_cache()
 
     def ingest(self, conversation: Conversation, *, owner: str, on_progress: Callable[[int, int], None]) -> list[str]:
         """Add every turn as a fact and wait for its KV; returns the fact ids in turn order."""
@@ -84,8 +70,8 @@ class MemoryClient:
             for turn in conversation.turns
         ]
         body = {"owner": owner, "facts": facts}
-        ids = [fact["id"] for fact in self._json("POST", "/v1/memory/facts", json=body)["facts"]]
-        wait_for_encodings(lambda: int(self.status()["encoder"]["pending"]), on_progress)
+        ids = [fact["id"] for fact in self._server.json("POST", "/v1/memory/facts", json=body)["facts"]]
+        wait_for_encodings(self._server.pending, on_progress)
         return ids
 
     def ask(self, question: str, *, max_tokens: int, **memory: Any) -> Answer:
@@ -98,23 +84,18 @@ class MemoryClient:
             "stream": True,
             "custom_params": {"memory": memory},
         }
-        text, report, first = [], None, None
-        started = time.perf_counter()
-        with self._http.stream("POST", "/v1/chat/completions", json=body) as response:
-            if response.is_error:
-                raise ServerFailed(f"chat answered {response.status_code}: {response.read().decode()[:500]}")
-            for line in response.iter_lines():
-                if not line.startswith("data: {"):
-                    continue
-                chunk = json.loads(line.removeprefix("data: "))
-                report = chunk.get("memory", report)
-                for choice in chunk.get("choices", []):
-                    if content := choice["delta"].get("content"):
-                        first = first if first is not None else time.perf_counter() - started
-                        text.append(content)
+        text: list[str] = []
+        report: dict[str, Any] | None = None
+        first_s = elapsed_s = 0.0
+        for elapsed_s, chunk in self._server.events("/v1/chat/completions", body):
+            report = chunk.get("memory", report)
+            for choice in chunk.get("choices", []):
+                if content := choice["delta"].get("content"):
+                    first_s = first_s or elapsed_s
+                    text.append(content)
         if report is None:
             raise ServerFailed("the stream ended without a memory report")
-        return Answer("".join(text), 1e3 * (first if first is not None else time.perf_counter() - started), report)
+        return Answer("".join(text), 1e3 * (first_s or elapsed_s), report)
 
     def _generate(self, prompt: Sequence[int], insert_at: int, **kwargs: Any) -> dict[str, Any]:
         memory = {"insert_at": insert_at, **kwargs.pop("memory")}
@@ -125,7 +106,7 @@ class MemoryClient:
             "return_logprob": True,
             **kwargs,
         }
-        answer: dict[str, Any] = self._json("POST", "/generate", json=body)
+        answer: dict[str, Any] = self._server.json("POST", "/generate", json=body)
         return answer
 
     def continue_greedily(

@@ -1,7 +1,9 @@
 """The tree of this package's errors.
 
 LocomoError
-├── ServerFailed             a server did not start, ended, or answered with an error
+├── ServerFailed             a server did not start, ended, or fails whatever it is asked
+├── RequestRefused           a server refuses one request, such as a prompt that is too long; it may answer others
+├── NothingToServe           an arm has nothing of its own to serve for a question
 ├── OracleError              a served prompt cannot be computed by the reference model
 ├── ConfigError              a run is asked for what cannot be run, or a folder holds another one
 ├── RunError                 a run's folder cannot be read or written
@@ -25,7 +27,15 @@ class LocomoError(Exception):
 
 
 class ServerFailed(LocomoError):
-    """A server did not start, ended, or answered with an error; the message repeats it."""
+    """A server did not start, ended, is out of reach, or answers with an error of its own; the message repeats it."""
+
+
+class RequestRefused(LocomoError):
+    """A server refuses one request for what it says, such as a prompt that is too long; the message repeats why."""
+
+
+class NothingToServe(LocomoError):
+    """An arm has nothing of its own for one question: it would serve what its text arm does; the message says why."""
 
 
 class ConfigError(LocomoError):

@@ -4,7 +4,7 @@ import pytest
 
 from locomo.arms.base import Selection
 from locomo.dataset import Category, Conversation, Question
-from locomo.errors import ConfigError
+from locomo.errors import ConfigError, NothingToServe
 from locomo.reporting.arm_names import parse_arm
 from locomo.retrieval.units import Unit
 from locomo.runs.config import RunConfig, reference_of, sample, selection_of
@@ -88,6 +88,21 @@ def test_no_arm_and_an_arm_twice_are_refused() -> None:
         RunConfig(("none", "none")).parsed_arms()
 
 
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (RunConfig(("none", "text/tail@3"), ids=(7, 4, 9)), "no category has the id 7, 9; there are 1 to 5"),
+        (RunConfig(("none",)), "none is compared with a text arm"),
+        (RunConfig(("text/tail@3", "floor/shuffled/head@3")), "compared with text/head@3, which the run lacks"),
+        (RunConfig(("text/tail@3", "floor/fp32@3"), fidelity=False), "has fidelity figures alone"),
+        (RunConfig(("text@3",), fidelity=False), "is no arm"),
+    ],
+)
+def test_a_config_that_no_run_can_be_made_of_is_refused(config: RunConfig, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        config.check()
+
+
 def test_a_config_survives_json() -> None:
     config = RunConfig(("none", "text/tail@5"), ids=(1, 2), conversations=("conv-1",), seed=3)
     assert RunConfig.from_json(config.as_json()) == config
@@ -119,6 +134,10 @@ def test_a_sample_keeps_to_its_ids_and_conversations_and_to_questions_with_a_gol
     assert {(q.sample_id, q.category) for q in found} == {("a", Category.TEMPORAL)}
     with pytest.raises(ConfigError, match="no question"):
         sample(data, RunConfig(("none",), ids=(5,)))
+    with pytest.raises(ConfigError, match="the data has no conversation typo, conv-9; it has a, b"):
+        sample(data, RunConfig(("none",), conversations=("a", "typo", "conv-9")))
+    blank = Conversation("c", ("Ada", "Bo"), (), (question(0, Category.TEMPORAL, answer=" "),), ())
+    assert len(sample([*data, blank], RunConfig(("none",), questions=0))) == 6
     without = Conversation("c", ("Ada", "Bo"), (), (question(0, Category.TEMPORAL, answer=None),), ())
     assert len(sample([*data, without], RunConfig(("none",), questions=0))) == 6
 
@@ -147,15 +166,22 @@ def test_the_shuffled_floor_has_the_same_facts_in_another_order_for_good() -> No
         assert set(shuffled) == set(plain)
         assert shuffled != plain
         assert shuffled == served("floor/shuffled@3", asked)
-    assert served("floor/shuffled@1", question(0, Category.SINGLE_HOP)) == ("O3",)
+
+
+def test_a_floor_without_anything_to_change_serves_nothing() -> None:
+    with pytest.raises(NothingToServe, match="1 retrieved: there is no other order"):
+        served("floor/shuffled@1", question(0, Category.SINGLE_HOP))
+    everything_answers = question(0, Category.MULTI_HOP, evidence=("D1:1", "D1:3", "D1:5"))
+    with pytest.raises(NothingToServe, match="everything retrieved is evidence"):
+        served("floor/swapped@3", everything_answers)
+    with pytest.raises(NothingToServe, match="nothing else was retrieved"):
+        served("floor/swapped@3", question(0, Category.MULTI_HOP, evidence=("D1:0", "D1:2")))
 
 
 def test_the_swapped_floor_replaces_one_fact_that_answers_nothing_by_the_next_that_does_not_either() -> None:
     # O0 would be next, but it answers; so O2 it is. Of the served ones O3 and O5 answer, and stay.
     asked = question(0, Category.MULTI_HOP, evidence=("D1:0", "D1:3", "D1:5"))
     assert served("floor/swapped@3", asked) == ("O5", "O2", "O3")
-    everything_answers = question(0, Category.MULTI_HOP, evidence=("D1:1", "D1:3", "D1:5"))
-    assert served("floor/swapped@3", everything_answers) == served("text/tail@3", everything_answers)
 
 
 def test_selections_by_name() -> None:

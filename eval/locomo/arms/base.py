@@ -45,6 +45,14 @@ class Served:
     policy: str | None
 
 
+TIERS = ("spliced", "partial", "exact", "text", "none")
+"""How units got into a prompt, from what a spliced arm asks for to nothing.
+
+``spliced``: all from their encodings; ``partial``: some from their encodings, and others, that had none, prefilled as
+text; ``exact``: all from the cache of an earlier prefill of the same prompt; ``text``: all prefilled.
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """One decoded answer.
@@ -54,9 +62,11 @@ class Answer:
     used
         Ids of the units that were in the prompt, in its order.
     tier
-        How they got there: ``spliced``, ``exact``, ``text`` or ``none``.
+        How they got there, one of `TIERS`.
     reason
         Why they did not get there as asked; None where they did.
+    dropped
+        How many units were left out because the prompt would have been too long.
     tokens
         ``prompt``, ``prefilled`` and ``spliced`` tokens.
     ttft_ms
@@ -75,6 +85,7 @@ class Answer:
     ttft_ms: float
     ms: dict[str, float]
     prompt_ids: tuple[int, ...] = ()
+    dropped: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,14 +98,20 @@ class Scored:
         Nats, one for each of its tokens.
     distributions
         The next-token distribution at each of its tokens, as far as it was asked for: token id to log probability.
+    tier, reason, tokens
+        Of the units in this request's prompt, as in `Answer`.
     """
 
     logprobs: tuple[float, ...]
     distributions: tuple[dict[int, float], ...] = field(default=())
+    tier: str = "none"
+    reason: str | None = None
+    tokens: dict[str, int] = field(default_factory=dict)
 
     @property
     def nll(self) -> float:
         """Mean nats per token."""
+        assert self.logprobs, "a continuation without a token"
         return -sum(self.logprobs) / len(self.logprobs)
 
 
@@ -103,8 +120,10 @@ class System(Protocol):
 
     Raises
     ------
+    RequestRefused
+        From every call: it is refused for what it says, such as a prompt that is too long; others may be answered.
     ServerFailed
-        From every call: the server cannot be reached or answered with an error.
+        From every call: the server cannot be reached, or fails whatever it is asked.
     """
 
     def why_not(self, arm: ArmName) -> str | None:
@@ -112,7 +131,18 @@ class System(Protocol):
         ...
 
     def describe(self) -> dict[str, Any]:
-        """What a reader of the results must know of the model and its server."""
+        """What a reader of the results must know of the model and its server; ``embedder`` names what embeds units."""
+        ...
+
+    def check(self) -> None:
+        """Raise `ServerFailed` where not even a short prompt would be answered."""
+        ...
+
+    def encodings(self) -> dict[str, dict[str, float]]:
+        """What encoding has cost this server since it started, by policy; empty where nothing is encoded.
+
+        By name ``facts``, ``fact_tokens``, ``tokens_prefilled`` and ``bytes``.
+        """
         ...
 
     def open(self, conversation: Conversation, units: Sequence[Unit], on_progress: OnProgress) -> None:
@@ -136,7 +166,7 @@ class System(Protocol):
     ) -> list[Scored] | None:
         """Force each continuation behind the prompt; ``top`` tokens of each distribution of the first one.
 
-        ``prompt`` is the answer that this system gave to the same prompt. None where the system has no log
-        probabilities to give.
+        ``prompt`` is the answer that this system gave to the same prompt, whose units are kept to. None where the
+        system has no log probabilities to give.
         """
         ...

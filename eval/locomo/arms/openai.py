@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import httpx
-
 from locomo.arms.base import Answer, OnProgress, Scored, Served
 from locomo.arms.prompts import STOP, messages, notes_of
+from locomo.connection import ServerConnection
 from locomo.dataset import Conversation
-from locomo.errors import ServerFailed
+from locomo.errors import RequestRefused, ServerFailed
+from locomo.judging.client import Patience
 from locomo.reporting.arm_names import ArmName
 from locomo.retrieval.index import UnitIndex
 from locomo.retrieval.units import Unit
 from memstore.embedding import Embedder
-
-_TIMEOUT_S = 600.0
 
 
 class OpenAIEndpoint:
@@ -36,15 +32,25 @@ class OpenAIEndpoint:
         Empty directory for the store.
     max_tokens
         Longest answer.
+    patience
+        With an endpoint that is busy.
     """
 
     def __init__(
-        self, url: str, model: str, *, api_key: str | None, store: Path, embedder: Embedder, max_tokens: int
+        self,
+        url: str,
+        model: str,
+        *,
+        api_key: str | None,
+        store: Path,
+        embedder: Embedder,
+        max_tokens: int,
+        patience: Patience | None = None,
     ) -> None:
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._http = httpx.Client(base_url=url.rstrip("/") + "/", headers=headers, timeout=_TIMEOUT_S)
+        self._server = ServerConnection(url, api_key=api_key, patience=patience)
         self._model = model
         self._max_tokens = max_tokens
+        self._embedder = embedder.fingerprint
         self._index = UnitIndex(store, embedder, with_fields=True)
         self._owner = ""
         self._filled: set[str] = set()
@@ -56,7 +62,7 @@ class OpenAIEndpoint:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._http.close()
+        self._server.close()
         self._index.close()
 
     def why_not(self, arm: ArmName) -> str | None:
@@ -68,8 +74,26 @@ class OpenAIEndpoint:
         return None
 
     def describe(self) -> dict[str, Any]:
-        """The model by its name: an endpoint says no more of it."""
-        return {"model": {"name": self._model}, "endpoint": str(self._http.base_url)}
+        """The model by its name, for an endpoint says no more of it, and what embeds here."""
+        return {"model": {"name": self._model}, "endpoint": self._server.shown_url, "embedder": self._embedder}
+
+    def check(self) -> None:
+        """Ask for one token.
+
+        Raises
+        ------
+        ServerFailed
+            It is refused, hence everything is, or the endpoint fails.
+        """
+        body = {"model": self._model, "messages": [{"role": "user", "content": "Hello."}], "max_tokens": 1}
+        try:
+            self._server.json("POST", "chat/completions", json=body)
+        except RequestRefused as error:
+            raise ServerFailed(f"the endpoint refuses any prompt: {error}") from error
+
+    def encodings(self) -> dict[str, dict[str, float]]:
+        """None: an endpoint encodes nothing."""
+        return {}
 
     def open(self, conversation: Conversation, units: Sequence[Unit], on_progress: OnProgress) -> None:
         """Embed the units, once for each conversation."""
@@ -109,26 +133,13 @@ class OpenAIEndpoint:
         text: list[str] = []
         usage: dict[str, Any] = {}
         first_s: float | None = None
-        started = time.perf_counter()
-        try:
-            with self._http.stream("POST", "chat/completions", json=body) as response:
-                if response.is_error:
-                    said = response.read().decode(errors="replace")[:500]
-                    raise ServerFailed(f"chat/completions answered {response.status_code}: {said}")
-                for line in response.iter_lines():
-                    if not line.startswith("data: {"):
-                        continue
-                    chunk = json.loads(line.removeprefix("data: "))
-                    if "error" in chunk:
-                        raise ServerFailed(f"chat/completions ended with {chunk['error']}")
-                    usage = chunk.get("usage") or usage
-                    for choice in chunk.get("choices", []):
-                        if content := choice.get("delta", {}).get("content"):
-                            first_s = first_s if first_s is not None else time.perf_counter() - started
-                            text.append(content)
-        except (httpx.HTTPError, ValueError) as error:
-            raise ServerFailed(f"chat/completions: {type(error).__name__}: {error}") from error
-        elapsed_s = time.perf_counter() - started
+        elapsed_s = 0.0
+        for elapsed_s, chunk in self._server.events("chat/completions", body):
+            usage = chunk.get("usage") or usage
+            for choice in chunk.get("choices") or []:
+                if content := (choice.get("delta") or {}).get("content"):
+                    first_s = first_s if first_s is not None else elapsed_s
+                    text.append(content)
         prompt = int(usage.get("prompt_tokens", 0))
         cached = int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
         return Answer(

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from locomo.errors import ConfigError
 from locomo.retrieval.units import Unit
 
 SYSTEM = "You answer questions about two people from notes of their conversations."
@@ -41,13 +42,23 @@ class PromptIds:
     Parameters
     ----------
     model
-        Directory of the tokenizer and its chat template.
+        Directory or hub id of the tokenizer and its chat template.
+
+    Raises
+    ------
+    ConfigError
+        There is no tokenizer, or none with a chat template.
     """
 
     def __init__(self, model: Path) -> None:
         from transformers import AutoTokenizer
 
-        self._tokenizer: Any = AutoTokenizer.from_pretrained(model)
+        try:
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(model)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{model} has no tokenizer: {str(error).splitlines()[0]}") from error
+        if self._tokenizer.chat_template is None:
+            raise ConfigError(f"the tokenizer of {model} has no chat template")
 
     def split(self, question: str, *, placement: str) -> tuple[list[int], list[int]]:
         """Ids before and after the notes."""

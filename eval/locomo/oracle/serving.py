@@ -6,18 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import httpx
 import numpy as np
 
-from locomo.errors import OracleError, ServerFailed
+from locomo.connection import ServerConnection
+from locomo.errors import OracleError
 from memstore import FactId
 
 from .comparison import Distribution
 from .encodings import FactVersion
 
 Placement = Literal["tail", "system"]
-_TIMEOUT_S = 600.0
-_FLUSH_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,31 +56,30 @@ class OracleClient:
 
     Raises
     ------
-    ServerFailed
-        From every call: the server answered with an error, whose message it repeats.
+    RequestRefused, ServerFailed
+        From every call: the request is refused, or the server cannot answer it; the message repeats what it says.
     """
 
     def __init__(self, url: str) -> None:
-        self._http = httpx.Client(base_url=url, timeout=_TIMEOUT_S)
+        self._server = ServerConnection(url)
 
     def close(self) -> None:
         """Close the connections."""
-        self._http.close()
+        self._server.close()
 
     def flush_cache(self) -> None:
         """Empty the radix cache and the arena, once the server has nothing to do."""
-        response = self._http.post("/flush_cache", params={"timeout": _FLUSH_TIMEOUT_S})
-        if response.is_error:
-            raise ServerFailed(f"flush_cache answered {response.status_code}: {response.text[:500]}")
+        self._server.flush_cache()
 
     def status(self) -> dict[str, Any]:
         """``/v1/memory/status``."""
-        answer: dict[str, Any] = self._json("GET", "/v1/memory/status")
-        return answer
+        return self._server.status()
 
     def versions(self, owner: str, fact_ids: Sequence[str]) -> list[FactVersion]:
         """The versions that facts have now."""
-        facts = [self._json("GET", f"/v1/memory/facts/{fact_id}", params={"owner": owner}) for fact_id in fact_ids]
+        facts = [
+            self._server.json("GET", f"/v1/memory/facts/{fact_id}", params={"owner": owner}) for fact_id in fact_ids
+        ]
         return [FactVersion(FactId(fact["id"]), int(fact["version"])) for fact in facts]
 
     def template(self, question: str, fact: tuple[str, Sequence[int]], *, owner: str, placement: Placement) -> Template:
@@ -169,7 +166,7 @@ class OracleClient:
             "return_prompt_token_ids": True,
             "custom_params": {"memory": memory},
         }
-        ids: list[int] = self._json("POST", "/v1/chat/completions", json=body)["choices"][0]["prompt_token_ids"]
+        ids: list[int] = self._server.json("POST", "/v1/chat/completions", json=body)["choices"][0]["prompt_token_ids"]
         return ids
 
     def _generate(
@@ -194,19 +191,10 @@ class OracleClient:
             "return_prompt_token_ids": True,
             **kwargs,
         }
-        answer: dict[str, Any] = self._json("POST", "/generate", json=body)
+        answer: dict[str, Any] = self._server.json("POST", "/generate", json=body)
         if answer["prompt_token_ids"] != [*template.head, *block, *template.tail, *forced]:
             raise OracleError("the server's prompt is not head, header, facts and tail as they were asked for")
         return answer
-
-    def _json(self, method: str, path: str, **kwargs: Any) -> Any:
-        try:
-            response = self._http.request(method, path, **kwargs)
-        except httpx.TransportError as error:
-            raise ServerFailed(f"{method} {path}: {error}") from error
-        if response.is_error:
-            raise ServerFailed(f"{method} {path} answered {response.status_code}: {response.text[:500]}")
-        return response.json()
 
 
 def _find(ids: Sequence[int], part: Sequence[int]) -> int:

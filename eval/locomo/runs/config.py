@@ -98,6 +98,23 @@ class RunConfig:
                 raise ConfigError(f"{name!r} is no arm; there are {_FORMS}")
         return arms
 
+    def check(self) -> None:
+        """Refuse what no server and no data could make a run of.
+
+        Raises
+        ------
+        ConfigError
+            As of `parsed_arms`; or an id is no category's, or an arm's reference is not among the arms.
+        """
+        known = [int(category) for category in Category]
+        if unknown := [str(id_) for id_ in self.ids if id_ not in known]:
+            raise ConfigError(f"no category has the id {', '.join(unknown)}; there are {known[0]} to {known[-1]}")
+        for name, arm in zip(self.arms, self.parsed_arms(), strict=True):
+            if arm.floor == "fp32" and not self.fidelity:
+                raise ConfigError(f"{name} has fidelity figures alone, which this run has none of")
+            if self.fidelity and (lacking := reference_of(arm, self)) not in self.arms:
+                raise ConfigError(f"{name} is compared with {lacking or 'a text arm'}, which the run lacks")
+
 
 def _is_sound(arm: ArmName) -> bool:
     match arm.kind:
@@ -135,13 +152,21 @@ def sample(conversations: Sequence[Conversation], config: RunConfig) -> list[Que
 
     Every (conversation, category id) gives its share, rounded by largest remainder; which of its questions is drawn
     with the run's seed.
+
+    Raises
+    ------
+    ConfigError
+        The data lacks one of the run's conversations, or has no question of its ids in them.
     """
+    names = [conversation.sample_id for conversation in conversations]
+    if unknown := [name for name in config.conversations if name not in names]:
+        raise ConfigError(f"the data has no conversation {', '.join(unknown)}; it has {', '.join(names)}")
     strata: dict[tuple[str, int], list[Question]] = {}
     for conversation in conversations:
         if config.conversations and conversation.sample_id not in config.conversations:
             continue
         for question in conversation.questions:
-            if question.category in config.ids and _has_gold(question):
+            if question.category in config.ids and has_gold(question):
                 strata.setdefault((question.sample_id, int(question.category)), []).append(question)
     total = sum(map(len, strata.values()))
     wanted = min(config.questions or total, total)
@@ -165,5 +190,6 @@ def sample(conversations: Sequence[Conversation], config: RunConfig) -> list[Que
     ]
 
 
-def _has_gold(question: Question) -> bool:
-    return question.answer is not None or question.category is Category.ADVERSARIAL
+def has_gold(question: Question) -> bool:
+    """Whether there is an answer to force, or, of an adversarial question, to be wary of."""
+    return bool((question.answer or "").strip()) or question.category is Category.ADVERSARIAL

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from locomo.arms.base import Selection, Served
 from locomo.dataset import Question
+from locomo.errors import NothingToServe
 from locomo.reporting.arm_names import ArmName
 from locomo.retrieval.units import Unit
 from locomo.runs.config import selection_of
@@ -23,6 +24,11 @@ def served_by(
         Unit ids, best first: at least one more than the arm's k where there are so many.
     units
         All of the conversation, by id, in its order.
+
+    Raises
+    ------
+    NothingToServe
+        A floor that has no other order, or no unit to swap.
     """
     placement, policy = arm.placement or "tail", arm.policy
     # The best nearest the question, as the server's own default has it.
@@ -46,9 +52,10 @@ def served_by(
 
 
 def _other_order(ids: Sequence[str], draw: random.Random) -> list[str]:
-    """Another order, where there is one."""
+    if len(ids) < 2:
+        raise NothingToServe(f"{len(ids)} retrieved: there is no other order")
     shuffled = list(ids)
-    while len(ids) > 1 and shuffled == list(ids):
+    while shuffled == list(ids):
         draw.shuffle(shuffled)
     return shuffled
 
@@ -60,7 +67,10 @@ def _one_swapped(
     evidence = set(question.evidence)
     distractors = [at for at, unit in enumerate(ids) if not evidence & set(units[unit].covers)]
     spare = [unit for unit in others if not evidence & set(units[unit].covers)]
+    if not distractors:
+        raise NothingToServe("everything retrieved is evidence: there is no distractor to swap")
+    if not spare:
+        raise NothingToServe("nothing else was retrieved that is no evidence: there is no distractor to swap in")
     swapped = list(ids)
-    if distractors and spare:
-        swapped[draw.choice(distractors)] = spare[0]
+    swapped[draw.choice(distractors)] = spare[0]
     return swapped

@@ -10,10 +10,12 @@ from pathlib import Path
 
 from locomo.arms.base import System
 from locomo.arms.openai import OpenAIEndpoint
+from locomo.arms.prompts import PromptIds
 from locomo.arms.stateful import StatefulServer
+from locomo.errors import RunError
 from locomo.runs.config import RunConfig
 from locomo.server import ServerProcess
-from memstore import SentenceTransformerEmbedder
+from memstore import MemStoreError, SentenceTransformerEmbedder
 
 # Of a server that asks one question at a time. Left to itself, SGLang takes most of the machine's memory.
 _POOL = ["--max-total-tokens", "20000"]
@@ -39,19 +41,28 @@ class Endpoint:
 
 @contextmanager
 def asking(endpoint: Endpoint, config: RunConfig) -> Iterator[Servers]:
-    """Connect to an endpoint; what is retrieved for it comes from a store of ours that ends with the run."""
-    with (
-        tempfile.TemporaryDirectory(prefix="locomo-") as store,
-        OpenAIEndpoint(
-            endpoint.url,
-            endpoint.model,
-            api_key=endpoint.api_key,
-            store=Path(store) / "memory",
-            embedder=SentenceTransformerEmbedder(),
-            max_tokens=config.max_tokens,
-        ) as system,
-    ):
-        yield Servers(system, None)
+    """Connect to an endpoint; what is retrieved for it comes from a store of ours that ends with the run.
+
+    Raises
+    ------
+    RunError
+        The store fails.
+    """
+    try:
+        with (
+            tempfile.TemporaryDirectory(prefix="locomo-") as store,
+            OpenAIEndpoint(
+                endpoint.url,
+                endpoint.model,
+                api_key=endpoint.api_key,
+                store=Path(store) / "memory",
+                embedder=SentenceTransformerEmbedder(),
+                max_tokens=config.max_tokens,
+            ) as system,
+        ):
+            yield Servers(system, None)
+    except MemStoreError as error:
+        raise RunError(f"the store beside the endpoint: {error}") from error
 
 
 @contextmanager
@@ -72,7 +83,10 @@ def serving(
     ------
     ServerFailed
         One does not start.
+    ConfigError
+        The model has no tokenizer.
     """
+    PromptIds(model)  # a server takes a minute to say so
     arms = config.parsed_arms()
     policies = list(dict.fromkeys(arm.policy for arm in arms if arm.policy is not None))
     with ExitStack() as stack:
