@@ -4,13 +4,14 @@ from typing import Any
 
 import pytest
 from bigrams import BigramEmbedder
-from judge_endpoint import Answer, serve
+from judge_endpoint import Answer, completion, serve
 
 from locomo.arms.base import Served
 from locomo.arms.openai import OpenAIEndpoint
 from locomo.arms.prompts import HEADER, QUESTION, SYSTEM
 from locomo.dataset import load
-from locomo.errors import ServerFailed
+from locomo.errors import LocomoError, RequestRefused, ServerFailed
+from locomo.judging.client import Patience
 from locomo.reporting.arm_names import parse_arm
 from locomo.retrieval.units import UnitKind, UnitText, units_of
 
@@ -25,7 +26,15 @@ def chunks(*events: dict[str, Any]) -> Answer:
 
 
 def endpoint(url: str, tmp_path: Path, *, key: str | None = None) -> OpenAIEndpoint:
-    return OpenAIEndpoint(url, "m-1", api_key=key, store=tmp_path / "s", embedder=BigramEmbedder(), max_tokens=9)
+    return OpenAIEndpoint(
+        url,
+        "m-1",
+        api_key=key,
+        store=tmp_path / "s",
+        embedder=BigramEmbedder(),
+        max_tokens=9,
+        patience=Patience(attempts=2, first_wait_s=0.0),
+    )
 
 
 def test_notes_are_sent_as_text_where_the_arm_has_them(tmp_path: Path) -> None:
@@ -69,25 +78,58 @@ def test_units_are_found_by_the_store_and_taken_in_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "message"),
+    ("answer", "error", "message"),
     [
-        ((429, {}, b'{"error": "slow down"}'), "answered 429: .*slow down"),
-        (chunks({"error": {"message": "out of memory"}}), "out of memory"),
-        ((200, {}, b"data: {not json}\n\n"), "JSONDecodeError"),
+        ((429, {}, b'{"error": "slow down"}'), ServerFailed, "answered 429, after 2 attempts: .*slow down"),
+        ((401, {}, b'{"error": "no key"}'), ServerFailed, "answered 401: .*no key"),
+        ((400, {}, b'{"error": "too long"}'), RequestRefused, "answered 400: .*too long"),
+        (chunks({"error": {"message": "out of memory"}}), ServerFailed, "out of memory"),
+        ((200, {}, b"data: {not json}\n\n"), ServerFailed, "no JSON"),
+        ((200, {}, b'data: {"choices": []}\n\n'), ServerFailed, "broke off"),
     ],
 )
-def test_what_goes_wrong_there_is_said(tmp_path: Path, answer: Answer, message: str) -> None:
+def test_what_goes_wrong_there_is_said(tmp_path: Path, answer: Answer, error: type[LocomoError], message: str) -> None:
     with serve(lambda body, number: answer) as server, endpoint(server.url, tmp_path) as system:
         system.open(CONVERSATION, UNITS, lambda done, total: None)
-        with pytest.raises(ServerFailed, match=message):
+        with pytest.raises(error, match=message):
             system.answer("What?", Served((), "tail", None))
+
+
+def test_an_endpoint_that_is_busy_once_answers_all_the_same(tmp_path: Path) -> None:
+    answer = chunks({"choices": [{"delta": {"content": "blue"}}]})
+    with serve(lambda body, number: answer if number else (429, {}, b"")) as server:
+        with endpoint(server.url, tmp_path) as system:
+            assert system.answer("What?", Served((), "tail", None)).text == "blue"
+        assert len(server.bodies) == 2
 
 
 def test_an_endpoint_that_is_not_there(tmp_path: Path) -> None:
     with serve(lambda body, number: None) as server:
         url = server.url
-    with endpoint(url, tmp_path) as system, pytest.raises(ServerFailed, match="ConnectError"):
-        system.answer("What?", Served((), "tail", None))
+    with endpoint(url, tmp_path) as system:
+        with pytest.raises(ServerFailed, match="ConnectError"):
+            system.answer("What?", Served((), "tail", None))
+        with pytest.raises(ServerFailed, match="ConnectError"):
+            system.check()
+
+
+def test_an_endpoint_is_checked_with_one_token(tmp_path: Path) -> None:
+    answers = [completion("Hi"), (400, {}, b"no such model")]
+    with serve(lambda body, number: answers[number]) as server, endpoint(server.url, tmp_path) as system:
+        system.check()
+        assert (server.bodies[0]["model"], server.bodies[0]["max_tokens"]) == ("m-1", 1)
+        with pytest.raises(ServerFailed, match=r"refuses any prompt: .*no such model"):
+            system.check()
+
+
+def test_it_describes_itself_without_what_is_secret(tmp_path: Path) -> None:
+    with endpoint("https://ana:secret@host.invalid/v1?key=hidden", tmp_path, key="token") as system:
+        assert system.describe() == {
+            "model": {"name": "m-1"},
+            "endpoint": "https://host.invalid/v1/",
+            "embedder": BigramEmbedder().fingerprint,
+        }
+        assert system.encodings() == {}
 
 
 def test_what_it_cannot_serve(tmp_path: Path) -> None:
