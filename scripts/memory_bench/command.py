@@ -54,7 +54,7 @@ def run(
         except OSError as error:  # such as a temporary folder on a full disk
             raise RunError(f"{type(error).__name__}: {error}") from error
         finally:
-            if not is_finished:
+            if output.rows and not is_finished:
                 say(f"ended before it was done: {output.describe()}")
 
 

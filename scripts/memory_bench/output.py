@@ -46,18 +46,18 @@ class Output:
         self._bars: dict[str, float | None] = dict.fromkeys(bars)
         self._official = official
         self.meta = dict(meta)
-        self._rows: list[Row] = []
+        self.rows: Sequence[Row] = ()
         if path is not None:
             _require_writable(path)
 
     def write(self, rows: Sequence[Row]) -> None:
         """Put these rows in place of those before."""
-        self._rows = list(rows)
+        self.rows = rows
         self._write(is_finished=False)
 
     def finish(self, rows: Sequence[Row], bars: Bars) -> None:
         """Write the last rows with the bars, and print the bars."""
-        self._rows = list(rows)
+        self.rows = rows
         assert bars.keys() == self._bars.keys(), bars
         if self._official:
             self._bars |= bars
@@ -66,15 +66,15 @@ class Output:
 
     def describe(self) -> str:
         """What of the measurement is kept, and where."""
-        if self._path is None or not self._rows:
-            return "nothing was written"
-        return f"{len(self._rows)} rows are in {self._path}"
+        if self._path is None:
+            return f"{len(self.rows)} rows are lost, without --json"
+        return f"{len(self.rows)} rows are in {self._path}"
 
     def _write(self, *, is_finished: bool) -> None:
         if self._path is None:
             return
         meta = self.meta | {"finished": is_finished, "took_s": round(time.monotonic() - _STARTED)}
-        found = {"bars": self._bars, "rows": self._rows, "meta": meta}
+        found = {"bars": self._bars, "rows": list(self.rows), "meta": meta}
         write_whole(self._path, json.dumps(found, indent=1) + "\n")
 
 

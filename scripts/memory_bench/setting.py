@@ -73,7 +73,7 @@ def serving(
         say(f"a server starts with {policy}; that takes a minute or so")
         with process, StatefulServer(process.url, subject.model, max_tokens=1) as server:
             try:
-                yield _opened(process.url, server, subject, policy)
+                yield opened(process.url, server, subject, policy)
             except ServerFailed as error:
                 raise ServerFailed(f"{error}\nthe server's log ends:\n{process.log_tail()}") from error
 
@@ -90,7 +90,8 @@ def status_of(url: str) -> dict[str, Any]:
         return connection.status()
 
 
-def _opened(url: str, server: StatefulServer, subject: Subject, policy: str) -> Setting:
+def opened(url: str, server: StatefulServer, subject: Subject, policy: str) -> Setting:
+    """Encode the conversation, and pass the gate; errors as of `serving`."""
     if not status_of(url)["verified"]:
         raise RedGate("the server's self-test failed")
     say(f"encoding {len(subject.units)} facts")

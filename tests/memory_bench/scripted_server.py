@@ -1,8 +1,11 @@
 """Replies as a server of ours gives them, to requests that httpx hands over in place of the network."""
 
 import json
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import httpx
@@ -80,3 +83,31 @@ class Server:
         self.asked.append((memory["mode"], memory["k"], question, body["input_ids"] == [*HEAD, *OTHER, *TAIL]))
         self.bodies.append(body)
         return answered(body) if question == "Hello?" else self.reply(body, number)
+
+
+class Status(BaseHTTPRequestHandler):
+    """Answers every GET with what its server says of itself."""
+
+    def do_GET(self) -> None:
+        content = json.dumps(self.server.status).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *args: object) -> None:
+        """Keep quiet."""
+
+
+@contextmanager
+def telling(status: dict[str, Any]) -> Iterator[str]:
+    """The address of a server with this status."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Status) as server:
+        server.status = status
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()

@@ -1,48 +1,12 @@
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from math import log, nan
+from math import nan
 from typing import Any
 
 import pytest
+from distributions import FACTS, Distributions
 from memory_bench.gate import Divergence, RedGate, diverge, require_near, require_served, spread
 from scripted_server import report
 
-from locomo.arms.base import Answer, Scored, Served
-
-FACTS = [f"D1:{number}" for number in range(1, 11)]  # best first
-HALF = {1: log(0.5), 2: log(0.5)}
-QUARTER = {1: log(0.25), 2: log(0.75)}
-EIGHTH = {1: log(0.125), 2: log(0.875)}
-
-
-@dataclass
-class Distributions:
-    """A system whose next-token distributions are known."""
-
-    tier: str = "spliced"
-    scored_tier: str = "spliced"
-    ids: tuple[int, ...] = (1, 2, 3)
-    asked: list[Any] = field(default_factory=list)
-
-    def retrieve(self, question: str, k: int) -> list[str]:
-        return FACTS[:k]
-
-    def forget(self) -> None:
-        self.asked.append("forget")
-
-    def answer(self, question: str, served: Served) -> Answer:
-        self.asked.append(served)
-        tier = self.tier if served.policy else "text"
-        ids = self.ids if served.policy else (1, 2, 3)
-        return Answer("", served.units, tier, None if tier == "spliced" else "why", {}, 1.0, {}, prompt_ids=ids)
-
-    def score(
-        self, question: str, served: Served, continuations: Sequence[str], *, prompt: Answer, top: int
-    ) -> list[Scored]:
-        self.asked.append(served)
-        if served.policy:
-            return [Scored((-1.0,), (QUARTER,), tier=self.scored_tier)]
-        return [Scored((-1.0,), ({**HALF} if served.units == tuple(reversed(FACTS)) else EIGHTH,), tier="text")]
+from locomo.arms.base import Served
 
 
 def test_divergences_are_those_worked_out_by_hand() -> None:
