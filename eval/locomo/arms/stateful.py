@@ -8,6 +8,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import httpx
+
 from locomo.arms.base import Answer, OnProgress, Scored, Served
 from locomo.arms.prompts import STOP, PromptIds
 from locomo.connection import ServerConnection
@@ -29,10 +31,12 @@ class StatefulServer:
         Directory of the tokenizer.
     max_tokens
         Longest answer.
+    transport
+        In place of the network.
     """
 
-    def __init__(self, url: str, model: Path, *, max_tokens: int) -> None:
-        self._server = ServerConnection(url)
+    def __init__(self, url: str, model: Path, *, max_tokens: int, transport: httpx.BaseTransport | None = None) -> None:
+        self._server = ServerConnection(url, transport=transport)
         self._prompts = PromptIds(model)
         self._max_tokens = max_tokens
         self.owner = ""
