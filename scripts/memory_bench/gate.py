@@ -12,8 +12,8 @@ from locomo.fidelity import kl_divergence
 
 QUESTIONS = 8
 # At 10 facts the default policy is at 0.9 of the floor, at 50 at 1.4; KV encoded behind the bare header alone is at 17.
-# Means over 8 questions scatter by some tens of per cent: 2 passes what is right, and not what lost its context. KL hardly
-# sees a wrong rotation: the server's self-test does.
+# Means over 8 questions scatter by some tens of per cent: 2 passes what is right, and not what lost its context. KL
+# hardly sees a wrong rotation: the server's self-test does.
 MOST_OVER_SHUFFLED = 2.0
 MOST_OVER_WITHOUT = 0.5
 _K, _TOP = 10, 1000
