@@ -78,6 +78,9 @@ def test_a_run_that_is_killed_and_gone_on_with_gives_the_same_rows_and_figures(
     subprocess.run(command("run", broken, *run_options(server, model_dir)), check=True, capture_output=True)
 
     assert len(rows_of(whole)) == _QUESTIONS
+    arms = [arm for row in rows_of(whole) for arm in row["arms"].values() if arm["arm"].startswith("splice/")]
+    assert [arm["tier"] for arm in arms] == ["spliced"] * 2 * _QUESTIONS, "answers and golds alike"
+    assert len((broken / "starts.jsonl").read_text().splitlines()) == 3
     assert without_times(rows_of(broken)) == without_times(rows_of(whole))
     figures = []
     for out in (whole, broken):
