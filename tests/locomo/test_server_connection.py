@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterator
 import httpx
 import pytest
 
+from locomo.client import MemoryClient
 from locomo.connection import ServerConnection
 from locomo.errors import LocomoError, RequestRefused, ServerFailed
 from locomo.judging.client import Patience
+from locomo.oracle.serving import OracleClient
 
 STATUS = {"model": {}, "policies": ["window:0"], "encoder": {"pending": 3}}
 
@@ -175,3 +177,12 @@ def test_an_address_that_is_none_is_said() -> None:
         ServerConnection("http://localhost:port")
     with ServerConnection("localhost") as server, pytest.raises(ServerFailed, match="UnsupportedProtocol"):
         server.json("GET", "/status")
+
+
+@pytest.mark.parametrize("client", [MemoryClient, OracleClient])
+def test_every_client_says_that_nobody_listens(client: type[MemoryClient] | type[OracleClient]) -> None:
+    asked = client("http://127.0.0.1:9")
+    for call in (asked.status, asked.flush_cache):
+        with pytest.raises(ServerFailed, match="ConnectError"):
+            call()
+    asked.close()

@@ -160,6 +160,23 @@ def test_a_score_keeps_to_the_units_that_the_answer_had(
         server.score("What?", SPLICED, ["figs"], prompt=answer, top=2)
 
 
+def test_a_choice_that_does_not_fit_costs_the_choices_and_not_the_gold(
+    server: StatefulServer, script: Script, prompts: PromptIds
+) -> None:
+    answer = server.answer("What?", SPLICED)
+    gold, long = prompts.encode("figs"), prompts.encode("figs and tea and bread")
+
+    def fits(body: dict[str, Any]) -> httpx.Response:
+        ids = long if body["input_ids"][-len(long) :] == long else gold
+        return forced(ids, report(dropped_for_length=int(ids == long)))
+
+    script.generate = fits
+    whole = server.score("What?", SPLICED, ["figs", "figs"], prompt=answer, top=2) or []
+    cut = server.score("What?", SPLICED, ["figs", "figs", "figs and tea and bread", "figs"], prompt=answer, top=2)
+    assert len(whole) == 2
+    assert cut == whole[:1]
+
+
 def test_a_whole_prompt_is_scored_without_memory(server: StatefulServer, script: Script, prompts: PromptIds) -> None:
     ids = prompts.encode("figs")
     script.generate = lambda body: forced(ids, None)

@@ -166,7 +166,7 @@ class System(Protocol):
     ) -> list[Scored] | None:
         """Force each continuation behind the prompt; ``top`` tokens of each distribution of the first one.
 
-        ``prompt`` is the answer that this system gave to the same prompt, whose units are kept to. None where the
-        system has no log probabilities to give.
+        ``prompt`` is the answer that this system gave to the same prompt, whose units are kept to. The first one alone
+        where another does not fit behind them; None where the system has no log probabilities to give.
         """
         ...

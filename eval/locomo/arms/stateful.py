@@ -129,10 +129,12 @@ class StatefulServer:
     ) -> list[Scored] | None:
         """Log probabilities of each continuation, read only from the prompt's last token on.
 
+        Of the first one alone, where another does not fit behind the units that the answer had.
+
         Raises
         ------
         RequestRefused
-            A continuation does not fit behind the units that the answer had.
+            The first one does not fit.
         """
         head, tail = self._prompts.split(question, placement=served.placement)
         sampling = {"temperature": 0, "max_new_tokens": 1}
@@ -142,7 +144,12 @@ class StatefulServer:
         for number, text in enumerate(continuations):
             forced = self._prompts.encode(text)
             body = self._body([*head, *tail, *forced], len(head), kept, sampling)
-            found.append(self._scored(body, len(prompt.prompt_ids), forced, top=0 if number else top))
+            try:
+                found.append(self._scored(body, len(prompt.prompt_ids), forced, top=0 if number else top))
+            except RequestRefused:
+                if not found:
+                    raise
+                return found[:1]
         return found
 
     # ---- more than a System ----
