@@ -159,7 +159,7 @@ def score(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the score here too, bars included.")] = None,
     k: Annotated[
         int | None,
-        typer.Option("--k", min=1, help="Of the arms that the bars are of; by default 10, or the run's only."),
+        typer.Option("--k", min=1, help="Arms at this k have the bars; by default 10, or the run's only k."),
     ] = None,
     judge_url: Annotated[str | None, typer.Option(help="An OpenAI-compatible endpoint, as https://host/v1.")] = None,
     judge_model: Annotated[str | None, typer.Option(help="The judge's full name.")] = None,
@@ -191,7 +191,7 @@ def report(
     out: Out,
     bench: Annotated[
         list[Path] | None,
-        typer.Option(help="A file of a speed benchmark, in place of the folder's own of that kind; repeatable."),
+        typer.Option(help="A file of a speed benchmark, in place of the folder's own; repeatable."),
     ] = None,
 ) -> None:
     """Draw a scored run as one HTML page, with its charts as PNG beside it."""

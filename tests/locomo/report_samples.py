@@ -21,6 +21,8 @@ ARMS = (
     "floor/fp32@10",
 )
 POLICIES = ("window:0", "anchor:4", "ladder:0+4")
+BEST = "splice/window:2/tail@10"
+PAIRED = ("kl_answer", "nll_per_token", "forced_choice", "official_f1")
 
 
 def sample_score() -> dict[str, Any]:
@@ -31,15 +33,26 @@ def sample_score() -> dict[str, Any]:
         return draw.uniform(0.05, 0.95)
 
     def estimate(mean: float) -> dict[str, Any]:
-        return {"mean": mean, "interval": [mean * 0.8, mean * 1.3], "over": "conversations"}
+        interval = [mean * 0.8, mean * 1.3]
+        return {
+            "mean": mean,
+            "interval": interval,
+            "over": "conversations",
+            "groups": 10,
+            "n": draw.randrange(100, 150),
+        }
 
     def judge() -> dict[str, Any]:
         right = share()
         return {
             "accuracy": right,
             "interval": [right - 0.04, right + 0.045],
+            "over": "conversations",
+            "groups": 10,
+            "n": 150 + draw.randrange(50),
             "abstained": draw.randrange(90),
             "unjudged": draw.randrange(90),
+            "tied": draw.randrange(90),
             "runs": [share(), share(), None],
         }
 
@@ -48,30 +61,63 @@ def sample_score() -> dict[str, Any]:
             "n": 150 + draw.randrange(50),
             "official_f1": {key: share() for key in ("all", "1", "2", "3", "4", "5")},
             "mem0_f1": share(),
+            "answered": {key: draw.randrange(150) for key in ("all", "1", "2", "3", "4", "5")},
             "mem0_bleu1": share(),
+            "mem0_answered": draw.randrange(150),
             "judge": judge() if name.startswith(("text", "none")) else None,
-            "official_f1_audited": share(),
-            **{key: estimate(share()) for key in ("kl_first", "kl_answer", "top1_first", "nll_difference")},
-            **{key: estimate(share()) for key in ("share_of_information_kept", "forced_choice")},
+            **{key: estimate(share()) for key in ("kl_first", "kl_answer", "top1_first", "nll_per_token_difference")},
+            **{key: estimate(share()) for key in ("share_of_information_kept", "forced_choice", "information_in_text")},
+            "forced_choice_chance": share() / 9,
             "kl_over_shuffle_floor": estimate(share() * 3),
-            "ttft_ms": {"p50": share() * 90, "p95": share() * 900},
-            "tiers": {"spliced": 7},
+            "less_text": {key: estimate(share()) for key in PAIRED} if name.startswith("splice") else None,
+            "less_shuffled": {key: estimate(share()) for key in PAIRED} if name.startswith("splice") else None,
+            "fidelity_measured": 100 + draw.randrange(50),
+            "tiers": {"spliced": 7, "text": 3},
             "errors": draw.randrange(9),
         }
 
     return {
-        "bars": {"kl_over_shuffle_floor": 0.913, "share_of_information_kept": 0.961, "recall_all_at_10": 0.5364},
+        "k": 10,
+        "bars": {
+            "kl_over_shuffle_floor": 0.913,
+            "share_of_information_kept": 0.961,
+            "recall_all_at_10": 0.5364,
+            "kl_over_shuffle_floor_interval": [0.61, 1.38],
+        },
+        "best_arm": BEST,
+        "best_of": {"arms": [name for name in ARMS if name.startswith("splice") and name.endswith("@10")], "n": 97},
         "arms": {name: arm(name) for name in ARMS},
         "recall": {
-            unit: {kind: {str(k): share() for k in (5, 10, 20, 50)} for kind in ("all", "any", "share")}
+            unit: {kind: {str(k): share() for k in (5, 10, 20, 50)} for kind in ("all", "any", "share")} | {"n": 173}
             for unit in ("turns", "observations")
         },
         "config": {"k": [10, 50], "seed": 0, "note": "<script>alert('x')</script> & more"},
+        "questions": {"scored": 200, "wanted": 200, "conversations": 10, "data_sha256": "5" * 64},
         "header": {
+            "model_name": "SmolLM2-135M-Instruct",
+            "embedder": "all-MiniLM-L6-v2",
             "commit": "0123456789ab-dirty",
             "versions": {"torch": "2.9.1"},
-            "machine": {"cpu": "Invented CPU", "cores": 2},
-            "system": {"model": {"name": "SmolLM2-135M-Instruct", "fingerprint": "f00d"}},
+            "machine": {"cpu": "Invented CPU", "cores": 2, "system": "Linux-6.1-x86_64"},
+            "threads": "2",
+            "data_sha256": "5" * 64,
+            "prompt_sha256": "6" * 64,
+            "model_fingerprint": "38ba9ae5ee3e8ba0bedef43896cefb3c",
+            "system": {
+                "model": {
+                    "fingerprint": "38ba9ae5ee3e8ba0bedef43896cefb3c",
+                    "model": "198971f90eddf15523a76ce443123b9a",
+                    "dtype": "bfloat16",
+                    "num_layers": 30,
+                    "num_kv_heads": 3,
+                    "head_dim": 64,
+                    "page_size": 1,
+                    "bytes_per_token": 23040,
+                    "device": "cpu",
+                },
+                "policies": ["ladder:0+4", "anchor:4", "window:0"],
+                "self_test": {"passed": True, "k_error": 0.003, "v_error": 0.0, "tolerance": 0.008, "kl": 0.038},
+            },
         },
     }
 
@@ -81,13 +127,27 @@ def sample_benches() -> dict[str, Any]:
     draw = random.Random(7)
 
     def ttft() -> dict[str, float]:
-        return {"p50": draw.uniform(10, 90), "p95": draw.uniform(90, 200), "repeats": 30}
+        return {"p50": draw.uniform(10, 90), "p95": draw.uniform(90, 200), "mean": draw.uniform(10, 90), "repeats": 30}
+
+    meta = {
+        "model": "SmolLM2-135M-Instruct",
+        "commit": "0123456",
+        "cpu": "Invented CPU",
+        "data_sha256": "5" * 64,
+        "units": "turns",
+        "finished": True,
+    }
 
     arms = ("none", "text/tail", "splice/ladder:0+4/tail")
     parts = ("retrieve", "assemble", "splice", "prefill", "other")
     return {
         "bench_ttft": {
-            "bars": {"ttft_text_over_splice_k50": 31.62, "ttft_splice_k50_over_k0": 2.043},
+            "bars": {
+                "ttft_text_over_splice_k50": 31.62,
+                "ttft_text_over_splice_k50_interval": [28.4, 33.9],
+                "ttft_splice_k50_over_k0": 2.043,
+            },
+            "meta": meta,
             "rows": [
                 {
                     "arm": arm,
@@ -103,6 +163,7 @@ def sample_benches() -> dict[str, Any]:
         },
         "bench_throughput": {
             "bars": {"qps_ratio_16_users_k50": 4.126},
+            "meta": meta,
             "rows": [
                 {
                     "arm": arm,
@@ -120,6 +181,7 @@ def sample_benches() -> dict[str, Any]:
         },
         "bench_encode": {
             "bars": {"encode_tokens_per_fact_token": 2.018},
+            "meta": meta,
             "rows": [
                 {
                     "policy": policy,

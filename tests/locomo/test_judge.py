@@ -5,6 +5,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from judge_endpoint import Answer, Endpoint, Script, completion, serve
 
@@ -48,10 +49,25 @@ def item(question: Question, prediction: str | None = None, arm: str = "text/tai
     return JudgeItem(arm, question, question.answer or "" if prediction is None else prediction)
 
 
+class Towards(httpx.HTTPTransport):
+    """Sends every request to an endpoint of the test's, whatever its address: verdicts are kept by address."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        super().__init__()
+        self._url = httpx.URL(endpoint.url)
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        request.url = request.url.copy_with(host=self._url.host, port=self._url.port)
+        return super().handle_request(request)
+
+
 @contextmanager
 def judge(endpoint: Endpoint, folder: Path, *, model: str = "judge", **settings: Any) -> Iterator[Judge]:
     patience = Patience(attempts=2)
-    client = ChatClient(endpoint.url, model, timeout_s=30, patience=patience, sleep=lambda seconds: None)
+    address = settings.pop("address", "http://judge.example/v1")
+    client = ChatClient(
+        address, model, timeout_s=30, patience=patience, transport=Towards(endpoint), sleep=lambda seconds: None
+    )
     prompt = JudgePrompt(settings.pop("template", TEMPLATE))
     with closing(client), VerdictCache(folder / "verdicts.jsonl") as cache:
         yield Judge(client, cache, prompt=prompt, **settings)
@@ -100,9 +116,8 @@ def test_a_judge_that_accepts_everything_is_seen_to(tmp_path: Path) -> None:
     assert [(run.known_wrong_accepted, run.vague_accepted, run.judged) for run in report.controls] == [
         (1.0, 1.0, 6)
     ] * 3
-    figures = report.as_json()
-    assert figures["controls"][0]["known_wrong_accepted"] == 1.0
-    assert figures["arms"]["text/tail@10"]["false_accepts"] == {"known_wrong": 1.0, "vague": 1.0}
+    assert report.as_json()["controls"][0]["known_wrong_accepted"] == 1.0
+    assert report.arms_json()["text/tail@10"]["false_accepts"] == {"known_wrong": 1.0, "vague": 1.0}
 
 
 def test_a_stopped_judge_goes_on_where_it_was(tmp_path: Path) -> None:
@@ -111,7 +126,7 @@ def test_a_stopped_judge_goes_on_where_it_was(tmp_path: Path) -> None:
     def fails_later(body: dict[str, Any], number: int) -> Answer:
         return exact(body) if number < 7 else (401, {}, b"key expired")
 
-    with pytest.raises(JudgeRefused, match="key expired"):
+    with pytest.raises(JudgeRefused, match="refused with 401"):
         judged_by(fails_later, tmp_path, items, parallel=1, control_share=0.2)
     report, endpoint = judged_by(exact, tmp_path, items, control_share=0.2)
     assert len(endpoint.bodies) == 42 - 7
@@ -119,7 +134,14 @@ def test_a_stopped_judge_goes_on_where_it_was(tmp_path: Path) -> None:
     assert report == whole
 
 
-@pytest.mark.parametrize("change", [{"model": "another"}, {"template": "Now: {question}|{gold}|{prediction}"}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model": "another"},
+        {"template": "Now: {question}|{gold}|{prediction}"},
+        {"address": "http://another.example/v1"},
+    ],
+)
 def test_another_judge_is_asked_anew(tmp_path: Path, change: dict[str, str]) -> None:
     items = [item(QUESTIONS[0])]
     first, _ = judged_by(exact, tmp_path, items, runs=1, control_share=1)
@@ -204,7 +226,7 @@ def test_a_refusal_ends_the_waits_of_the_other_requests(tmp_path: Path) -> None:
         serve(refuses) as endpoint,
         closing(ChatClient(endpoint.url, "judge", patience=patience)) as client,
         VerdictCache(tmp_path / "verdicts.jsonl") as cache,
-        pytest.raises(JudgeRefused, match="key expired"),
+        pytest.raises(JudgeRefused, match="refused with 401"),
     ):
         Judge(client, cache, prompt=JudgePrompt(TEMPLATE), parallel=2).judge([item(asked) for asked in QUESTIONS])
 
@@ -268,25 +290,58 @@ def test_figures_without_the_audited_questions() -> None:
         JudgedAnswer(item(question(2, sample="b"), "x"), (A, A, C)),
     ]
     report = JudgeReport("judge", (), "0", tuple(answers), (), {})
-    every, audited = report.arm("text/tail@10"), report.arm("text/tail@10", excluded={("b", 0), ("z", 9)})
+    sound = {("a", 0), ("b", 1), ("b", 2), ("z", 9)}
+    every, audited = report.arm("text/tail@10"), report.arm("text/tail@10", among=sound)
     assert every.accuracy is not None
     assert audited.accuracy is not None
-    # questions: 2/3, 0, 1, 1/3
-    assert every.accuracy[:3] == (pytest.approx(0.5), pytest.approx(4 / 9), pytest.approx(2 / 3))
-    assert every.accuracy.over == "conversations"
+    # questions: 2/3, 0, 1, 1/3; two conversations are too few for an interval
+    assert every.accuracy == (pytest.approx(0.5), None, None, "conversations", 2)
     assert every.runs == (0.5, 0.5, pytest.approx(1 / 3))
     assert (every.abstained, every.missing_verdicts) == (1, 3)
     assert (audited.n, audited.accuracy.estimate) == (3, pytest.approx(2 / 3))
-    figures = report.as_json(excluded={("b", 0)})["arms"]["text/tail@10"]
-    assert (figures["n"], figures["audited"]["n"]) == (4, 3)
+    assert [report.arms_json(among=among)["text/tail@10"]["n"] for among in (None, sound)] == [4, 3]
 
 
 @pytest.mark.parametrize(
     ("verdicts", "verdict"),
-    [((C, C, W), C), ((A, W, A), A), ((C, W, A), W), ((C, W, U), W), ((U, A, U), A), ((U, U, U), U)],
+    [((C, C, W), C), ((A, W, A), A), ((C, W, A), U), ((C, W, U), U), ((U, A, U), A), ((U, U, U), U)],
 )
 def test_the_verdict_of_most_runs(verdicts: tuple[Verdict, ...], verdict: Verdict) -> None:
     assert JudgedAnswer(item(QUESTIONS[0]), verdicts).verdict is verdict
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "correct"),
+    [
+        ((C, C, W), True),
+        ((C, W, A), False),
+        ((C, W, U), None),
+        ((U, C, U), True),
+        ((A, A, C), False),
+        ((U, U, U), None),
+    ],
+)
+def test_a_tie_is_neither_right_nor_wrong(verdicts: tuple[Verdict, ...], correct: bool | None) -> None:
+    assert JudgedAnswer(item(QUESTIONS[0]), verdicts).is_correct is correct
+
+
+def test_ties_are_counted_apart_from_what_no_run_judged() -> None:
+    judged = [(C, W, U), (U, U, U), (C, W, A), (C, C, C)]
+    answers = tuple(JudgedAnswer(item(QUESTIONS[number], "x"), found) for number, found in enumerate(judged))
+    figures = JudgeReport("judge", (), "0", answers, (), {}).arm("text/tail@10")
+    assert (figures.n, figures.unjudged, figures.tied, figures.missing_verdicts) == (4, 1, 2, 4)
+
+
+def test_why_verdicts_are_missing_is_told_without_the_words_of_the_endpoint(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def repeats(body: dict[str, Any], number: int) -> Answer:
+        return 400, {}, f"not this: {body['messages'][0]['content']}".encode()
+
+    report, _ = judged_by(repeats, tmp_path, [item(asked) for asked in QUESTIONS], runs=1, control_share=0.1)
+    assert report.missing == {"refused with 400": 12}
+    [told] = caplog.messages  # of the first; the others are alike
+    assert "answered 400: not this: Where is " in told
 
 
 def test_controls_are_a_fixed_share_and_the_same_each_time() -> None:

@@ -125,7 +125,7 @@ def test_a_refusal_of_everything_is_told_at_once(status: int) -> None:
     with (
         serve(answers(refused)) as endpoint,
         client(endpoint) as (chat, waits),
-        pytest.raises(JudgeRefused, match=f"chat/completions answered {status}: no such model"),
+        pytest.raises(JudgeRefused, match=f"^the judge refused with {status}$"),
     ):
         chat.complete(ASK)
     assert waits == []
@@ -135,7 +135,7 @@ def test_a_refusal_of_one_prompt_is_not_asked_again() -> None:
     with (
         serve(answers((400, {}, b"too long"))) as endpoint,
         client(endpoint) as (chat, waits),
-        pytest.raises(JudgeUnanswered, match="refused with 400: too long"),
+        pytest.raises(JudgeUnanswered, match=r"^refused with 400$"),
     ):
         chat.complete(ASK)
     assert (len(endpoint.bodies), waits) == (1, [])

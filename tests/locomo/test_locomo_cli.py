@@ -48,28 +48,27 @@ def test_score_prints_a_line_an_arm_and_the_bars(run_folder: Path, tmp_path: Pat
     assert [cell.strip() for cell in window.strip("│").split("│")] == [
         WINDOW,
         "6",
-        "0.3000 [0.1000, 0.4000]",
-        "1.50 [0.33, 2.67]",
-        "0.720 [0.700, 0.750]",
-        "0.667 [0.500, 1.000]",
-        "0.667 [0.500, 1.000]",
-        "0.667 [0.500, 1.000]",
+        "3",
+        "0.3000",  # without an interval: of two conversations
+        "1.50",
+        "-",
+        "0.667",
+        "0.667",
+        "0.667",
         "0.874",  # (0.8 + 4/9 + 1 + 1 + 1 + 1) / 6
-        "35.0/57.5",
         "exact 1, spliced 4, text 1",
         "0",
     ]
     assert sum(line.startswith("│ ") for line in lines) == 5
-    # By conversation 23/25, 14/16 and 2/2; all three draws are of the same one in 1 of 27 resamples, above 2.5 %.
-    kept = f"0.9070 [0.8750, 1.0000]  (of {LADDER}, the splice arm at k = 10 with the least KL)"
-    assert f"share_of_information_kept: {kept}" in lines
-    assert "recall_all_at_10: 0.6000  (of 5 questions with evidence)" in lines
+    ratio = f"0.1429  (of {LADDER}, the splice arm at k = 10 with the least KL of 2 on 3 questions)"
+    assert f"kl_over_shuffle_floor: {ratio}" in lines
+    assert "recall_all_at_10: 0.6000  (of the questions with evidence)" in lines
+    assert "[low, high]: 95 %, by Student's t over 2 to 3 conversations; none under 5" in lines
     assert f"{WINDOW}: 2 of 6 not spliced (1 exact, 1 text), left out of its fidelity" in lines
     assert f"{TEXT}: 1 of 6 without an answer, left out of its F1" in lines
     written = json.loads((tmp_path / "bars.json").read_text())
-    assert written["bars"] == pytest.approx(
-        {"kl_over_shuffle_floor": 1 / 7, "share_of_information_kept": 39 / 43, "recall_all_at_10": 0.6}
-    )
+    bars = {name: value for name, value in written["bars"].items() if value is not None}
+    assert bars == pytest.approx({"kl_over_shuffle_floor": 1 / 7, "recall_all_at_10": 0.6})
     assert written["best_arm"] == LADDER
     assert written == json.loads((run_folder / "score.json").read_text())
 
@@ -93,7 +92,7 @@ def test_score_leaves_out_what_a_list_says_is_wrong(run_folder: Path, tmp_path: 
         "score", run_folder, "--data", SYNTHETIC, "--audit", listed
     )
     score = json.loads((run_folder / "score.json").read_text())
-    assert score["arms"][TEXT]["official_f1_audited"] == pytest.approx((0.8 + 1 + 1 + 1) / 4)
+    assert score["audited"]["arms"][TEXT]["official_f1"]["all"] == pytest.approx((0.8 + 1 + 1 + 1) / 4)
 
 
 @pytest.mark.parametrize(
@@ -154,6 +153,52 @@ def test_score_has_the_answers_judged(
     assert "a-key" not in before.decode()
 
 
+def test_score_asks_for_a_k_that_the_run_has(run_folder: Path) -> None:
+    assert "no arm at k = 20" in fail("score", run_folder, "--data", SYNTHETIC, "--k", 20)
+    succeed("score", run_folder, "--data", SYNTHETIC, "--k", 10)
+
+
+def test_score_without_a_willing_judge_is_written_and_fails(run_folder: Path, tmp_path: Path) -> None:
+    with serve(lambda body, number: (403, {}, b"The harbour school is not to be judged.")) as found:
+        judge = ["--judge-url", found.url, "--judge-model", "judge"]
+        result = invoke("score", run_folder, "--data", SYNTHETIC, *judge, "--json", tmp_path / "bars.json")
+    assert result.exit_code == 1
+    assert result.stderr.splitlines()[-1].startswith(
+        "locomo: the judge refused with 403: the score is without verdicts"
+    )
+    written = (tmp_path / "bars.json").read_text()
+    assert json.loads(written)["judge_refused"] == "the judge refused with 403"
+    assert json.loads(written)["bars"]["recall_all_at_10"] == pytest.approx(0.6)
+    assert "not to be judged" not in written
+
+
+def test_report_and_compare_refuse_a_score_of_fewer_rows_than_there_are(run_folder: Path, tmp_path: Path) -> None:
+    other = write_run(tmp_path / "other", sample_rows()[:4])
+    for folder in (run_folder, other):
+        succeed("score", folder, "--data", SYNTHETIC)
+    write_run(other, sample_rows()[:5])
+    for line in (fail("report", other), fail("compare", run_folder, other)):
+        assert "has 5 rows and a score.json of 4" in line
+    succeed("score", other, "--data", SYNTHETIC)
+    succeed("report", other)
+    assert "The run is unfinished: 5 of 6 questions." in (other / "report.html").read_text()
+    content = (other / "rows.jsonl").read_bytes()
+    (other / "rows.jsonl").write_bytes(content + b'{"sample_id": "conv-9')  # a row that is being written
+    succeed("report", other)
+
+
+def test_report_prefers_the_benchmark_that_was_given(run_folder: Path, tmp_path: Path) -> None:
+    succeed("score", run_folder, "--data", SYNTHETIC)
+    bench = sample_benches()["bench_encode"]
+    for path, figure in ((run_folder / "bench_encode.json", 2.5), (tmp_path / "later.json", 3.5)):
+        path.write_text(json.dumps({**bench, "bars": {"encode_tokens_per_fact_token": figure}}))
+    (run_folder / "encoding.json").write_text(json.dumps({"window:0": {"facts": 31, "bytes": 12}}))
+    succeed("report", run_folder, "--bench", tmp_path / "later.json")
+    page = ReadPage((run_folder / "report.html").read_text())
+    assert (3.5 in page.values, 2.5 in page.values) == (True, False)
+    assert page.row("What this run encoded, by policy", Policy="window:0")["Facts"] == "31"
+
+
 def test_report_draws_the_score_and_the_benchmarks(run_folder: Path, tmp_path: Path) -> None:
     assert f"python -m locomo score {run_folder}" in fail("report", run_folder)
     succeed("score", run_folder, "--data", SYNTHETIC)
@@ -195,6 +240,9 @@ def test_compare_pairs_the_questions_of_two_runs(run_folder: Path, tmp_path: Pat
     # All six are wrong now; before their mean was (0.8 + 4/9 + 4) / 6.
     assert (row["run"], row["other"], row["n"]) == ("0.874", "0.000", "6")
     assert row["Difference, 95 %"].replace("−", "-").startswith("-0.874")
+    # As in the score: of what was spliced, three questions of the window's six.
+    kl = found.row("other less run", Arm="splice, window 0, tail", Metric="KL, answer tokens (nats)")
+    assert (kl["run"], kl["other"], kl["n"]) == ("0.3000", "0.3000", "3")
 
 
 def test_runs_of_one_folder_name_are_told_apart(tmp_path: Path) -> None:

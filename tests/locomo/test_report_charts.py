@@ -7,7 +7,7 @@ from locomo.reporting.charts import Line, Row, forest, lines, sparse
 from locomo.reporting.contents import format_number
 from locomo.reporting.drawing import canvas
 from locomo.reporting.palette import DARK, LIGHT, colour_of
-from locomo.reporting.scores import Estimate, arms_of, at_main_k, main_k
+from locomo.reporting.scores import Estimate, arms_of, at_k, main_k
 
 
 @pytest.mark.parametrize(
@@ -49,12 +49,14 @@ def test_tables_go_from_context_to_floors() -> None:
     assert sorted(random.Random(3).sample(wanted, len(wanted)), key=parse_arm) == wanted
 
 
-def test_charts_of_one_k_show_the_one_that_most_arms_have() -> None:
-    names = ["full", "a@5", "b@5", "a@20", "b@20", "a@50"]
-    arms = arms_of({"arms": {name: {} for name in names}})
-    assert main_k(arms) == 5  # 5 and 20 have two arms each; 5 is nearer to 10
-    assert {(arm.name.series, arm.name.k) for arm in at_main_k(arms)} == {("full", None), ("a", 5), ("b", 5)}
-    assert main_k([]) is None
+def test_charts_of_one_k_show_the_scores_or_10_or_the_one_that_most_arms_have() -> None:
+    score = {"arms": {name: {} for name in ["full", "a@5", "b@5", "a@20", "b@20", "a@50"]}}
+    assert main_k(score) == 5  # 5 and 20 have two arms each; 5 is nearer to 10
+    shown = {(arm.name.series, arm.name.k) for arm in at_k(arms_of(score), 5)}
+    assert shown == {("full", None), ("a", 5), ("b", 5)}
+    assert main_k({**score, "k": 20}) == 20
+    assert main_k({"arms": {**score["arms"], "a@10": {}}}) == 10
+    assert main_k({}) is None
 
 
 def test_ways_to_give_facts_differ_in_colour_and_placements_do_not() -> None:

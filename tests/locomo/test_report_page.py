@@ -12,11 +12,13 @@ from report_samples import ReadPage, sample_benches, sample_score
 from locomo.errors import ReportInputError
 from locomo.reporting import read_object, write_report
 from locomo.reporting.fidelity import fidelity
+from locomo.reporting.key_figures import key_figures
 
 FIDELITY = "Distance from full prefill, 95 % intervals"
 OFFICIAL = "Official LoCoMo F1, by category id"
 MEM0 = "Mem0's metrics (set overlap without stems; sentence BLEU): not the official F1"
-JUDGE = "LLM judge, 95 % intervals: Wilson"
+JUDGE = "LLM judge, 95 % intervals over 10 conversations"
+PAIRED = "Paired differences, on the questions that both arms have, 95 % intervals"
 INFORMATION = "Information kept and forced choice, 95 % intervals"
 FIGURES = {
     "accuracy",
@@ -61,9 +63,11 @@ def numbers_in(value: Any) -> Iterator[float]:
         yield float(value)
 
 
-def with_interval(estimate: dict[str, Any], digits: int) -> str:
+def with_interval(estimate: dict[str, Any], digits: int, *, n: int | None = None) -> str:
+    """As a cell has it; `n` is that of the row."""
     low, high = estimate["interval"]
-    return f"{estimate['mean']:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
+    own = f", n = {estimate['n']}" if n not in (None, estimate["n"]) else ""
+    return f"{estimate['mean']:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]{own}"
 
 
 def test_it_is_well_formed(page: ReadPage) -> None:
@@ -144,22 +148,27 @@ def test_every_number_of_the_tables_is_one_of_the_input(page: ReadPage) -> None:
 def test_the_tables_say_what_the_score_says_of_an_arm(page: ReadPage, arm: str, label: str, k: str) -> None:
     values = sample_score()["arms"][arm]
     fidelity = page.row(FIDELITY, Arm=label, k=k)
-    assert fidelity["n"] == str(values["n"])
-    assert fidelity["KL, answer tokens (nats)"] == with_interval(values["kl_answer"], 4)
-    assert fidelity["KL, first token (nats)"] == with_interval(values["kl_first"], 4)
-    assert fidelity["÷ floor of another order"] == with_interval(values["kl_over_shuffle_floor"], 2)
-    assert fidelity["Same first token"] == with_interval(values["top1_first"], 3)
-    assert fidelity["ΔNLL (nats per token)"] == with_interval(values["nll_difference"], 3)
+    n = values["fidelity_measured"]
+    assert (fidelity["Asked"], fidelity["n"], fidelity["Served as"]) == (str(values["n"]), str(n), "spliced 7, text 3")
+    assert fidelity["KL, answer tokens (nats)"] == with_interval(values["kl_answer"], 4, n=n)
+    assert fidelity["KL, first token (nats)"] == with_interval(values["kl_first"], 4, n=n)
+    assert fidelity["÷ floor of another order"] == with_interval(values["kl_over_shuffle_floor"], 2, n=n)
+    assert fidelity["Same first token"] == with_interval(values["top1_first"], 3, n=n)
+    assert fidelity["ΔNLL (nats per token)"] == with_interval(values["nll_per_token_difference"], 3, n=n)
     information = page.row(INFORMATION, Arm=label, k=k)
-    assert information["Share of information kept"] == with_interval(values["share_of_information_kept"], 3)
-    assert information["Forced choice, share right"] == with_interval(values["forced_choice"], 3)
+    assert information["n"] == str(n)
+    in_text = information["Information in the text, nats per answer"]
+    assert in_text == with_interval(values["information_in_text"], 3, n=n)
+    assert information["Share of information kept"] == with_interval(values["share_of_information_kept"], 3, n=n)
+    assert information["Forced choice, share right"] == with_interval(values["forced_choice"], 3, n=n)
+    assert information["Guessing"] == f"{values['forced_choice_chance']:.3f}"
     official = page.row(OFFICIAL, Arm=label, k=k)
     named = {"all": "all ids", "4": "4 single-hop", "1": "1 multi-hop", "2": "2 temporal", "3": "3 open-domain"}
     for key, column in {**named, "5": "5 adversarial"}.items():
-        assert official[column] == f"{values['official_f1'][key]:.3f}"
-    assert official["all, without audited errors"] == f"{values['official_f1_audited']:.3f}"
+        assert official[column] == f"{values['official_f1'][key]:.3f} n = {values['answered'][key]}"
     assert official["failed"] == str(values["errors"])
     mem0 = page.row(MEM0, Arm=label, k=k)
+    assert mem0["n"] == str(values["mem0_answered"])
     assert mem0["Mem0 F1"] == f"{values['mem0_f1']:.3f}"
     assert mem0["Mem0 BLEU-1"] == f"{values['mem0_bleu1']:.3f}"
 
@@ -172,7 +181,41 @@ def test_the_judge_has_its_own_table_of_the_arms_that_were_judged(page: ReadPage
     low, high = values["interval"]
     assert row["Accuracy"] == f"{values['accuracy']:.3f} [{low:.3f}, {high:.3f}]"
     assert row["Each run"] == f"{values['runs'][0]:.3f} / {values['runs'][1]:.3f} / –"
-    assert (row["Abstained"], row["Unjudged"]) == (str(values["abstained"]), str(values["unjudged"]))
+    assert row["Answers"] == str(values["n"])
+    counts = (str(values["abstained"]), str(values["unjudged"]), str(values["tied"]))
+    assert (row["Abstained"], row["Unjudged"], row["Tied"]) == counts
+
+
+def test_paired_differences_have_the_n_of_their_own_questions(page: ReadPage) -> None:
+    values = sample_score()["arms"]["splice/window:2/tail@10"]
+    shown = {"less_text": "facts as text", "less_shuffled": "the same facts in another order"}
+    for key, against in shown.items():
+        row = page.row(PAIRED, Arm="splice, window 2, tail", k="10", Less=against)
+        n = max(estimate["n"] for estimate in values[key].values())
+        assert row["n"] == str(n)
+        assert row["Official F1"] == with_interval(values[key]["official_f1"], 3, n=n)
+        assert row["KL, answer tokens (nats)"] == with_interval(values[key]["kl_answer"], 4, n=n)
+    assert {row["Arm"] for row in page.tables[PAIRED]} == {
+        row["Arm"] for row in page.tables[FIDELITY] if row["Arm"].startswith("splice")
+    }
+
+
+def test_everything_stands_there_without_audited_errors_too(tmp_path: Path) -> None:
+    score, other = sample_score(), sample_score()
+    name = "splice/window:2/tail@10"
+    other["arms"][name]["kl_answer"] |= {"mean": 0.0123, "n": 77}
+    other["arms"]["text/tail@10"]["judge"]["abstained"] = 4321
+    audited = {key: other[key] for key in ("bars", "best_arm", "best_of", "arms", "recall")}
+    score |= {"audit": {"excluded": 13, "listed": 20, "gold_is_right": 0}, "audited": audited}
+    page = ReadPage(write_report(score, out=tmp_path).read_text(encoding="utf-8"))
+    captions = [caption for caption in page.tables if not caption.startswith(("Without", "Published", "Conf", "Vers"))]
+    assert {f"Without audited errors: {caption}" for caption in captions} <= set(page.tables)
+    row = page.row(f"Without audited errors: {FIDELITY}", Arm="splice, window 2, tail", k="10")
+    assert row["KL, answer tokens (nats)"].startswith("0.0123 [")
+    assert row["KL, answer tokens (nats)"].endswith("n = 77")
+    judged = page.row(f"Without audited errors: {JUDGE}", Arm="text, tail")
+    assert judged["Abstained"].replace("\N{NARROW NO-BREAK SPACE}", "") == "4321"
+    assert "without the 13 of these questions" in "".join(page.text)
 
 
 def test_other_metrics_never_share_a_column_or_table_with_the_official_f1(page: ReadPage) -> None:
@@ -183,6 +226,7 @@ def test_other_metrics_never_share_a_column_or_table_with_the_official_f1(page: 
 def test_recall_and_speed_tables(page: ReadPage) -> None:
     score, benches = sample_score(), sample_benches()
     recall = page.row("Recall of evidence among the first k units (0 to 1)", Unit="observations", k="20")
+    assert recall["n"] == "173"
     for kind, column in {"all": "All evidence", "share": "Share of evidence", "any": "Any evidence"}.items():
         assert recall[column] == f"{score['recall']['observations'][kind]['20']:.3f}"
     [bench] = [
@@ -190,12 +234,11 @@ def test_recall_and_speed_tables(page: ReadPage) -> None:
         for row in benches["bench_ttft"]["rows"]
         if (row["arm"], row["k"], row["case"]) == ("splice/ladder:0+4/tail", 10, "new")
     ]
-    shown = page.row(
-        "Time to first token and the mean of its parts", Arm="splice, ladder 0+4, tail", k="10", Facts="new"
-    )
+    shown = page.row("Time to first token, and means of its parts", Arm="splice, ladder 0+4, tail", k="10", Facts="new")
     assert shown["p50, ms"] == f"{bench['ttft_ms']['p50']:.1f}"
     assert shown["p95, ms"] == f"{bench['ttft_ms']['p95']:.1f}"
     assert shown["Repeats"] == "30"
+    assert shown["Mean, ms"] == f"{bench['ttft_ms']['mean']:.1f}"
     assert shown["prefill, ms"] == f"{bench['parts_ms']['prefill']:.2f}"
     under_load = benches["bench_throughput"]["rows"]
     [bench] = [row for row in under_load if (row["arm"], row["rate_per_s"]) == ("text/tail", 4.0)]
@@ -225,16 +268,35 @@ def test_key_figures_are_held_against_their_targets(source: str) -> None:
     shown = re.findall(
         r'<dt>(.*?)</dt><dd data-value="(.*?)">(.*?)</dd>\s*(?:<dd class="target">(.*?)</dd>)?</div>', source
     )
-    verdicts = {float(value): (text, re.sub("<.*?>", "", target)) for _, value, text, target in shown}
+    tags = re.compile("<.*?>")
+    verdicts = {float(value): (tags.sub(" ", text).strip(), tags.sub("", target)) for _, value, text, target in shown}
     assert verdicts == {
-        0.913: ("0.91", "target ≤ 1.5: met"),
+        0.913: ("0.91 [0.61, 1.38]", "target ≤ 1.5: met"),
         0.961: ("0.961", ""),
         0.5364: ("0.536", ""),
-        31.62: ("31.6", "target ≥ 25: met"),
+        31.62: ("31.6 [28.4, 33.9]", "target ≥ 25: met"),
         2.043: ("2.04", ""),
-        4.126: ("4.13", "target ≥ 4.5: missed"),
+        4.126: ("4.13", "target ≥ 4.5: no interval, no verdict"),
         2.018: ("2.02", ""),
     }
+
+
+@pytest.mark.parametrize(
+    ("name", "interval", "verdict"),
+    [
+        ("kl_over_shuffle_floor", [1.0, 1.5], "met"),
+        ("kl_over_shuffle_floor", [1.4, 1.6], "undecided"),
+        ("kl_over_shuffle_floor", [1.51, 1.6], "missed"),
+        ("kl_over_shuffle_floor", None, None),
+        ("ttft_text_over_splice_k50", [25.0, 40.0], "met"),
+        ("ttft_text_over_splice_k50", [24.0, 40.0], "undecided"),
+        ("ttft_text_over_splice_k50", [10.0, 24.0], "missed"),
+        ("recall_all_at_10", [0.4, 0.6], None),
+    ],
+)
+def test_a_verdict_is_by_the_whole_interval(name: str, interval: list[float] | None, verdict: str | None) -> None:
+    [figure] = key_figures({"bars": {name: 1.2, f"{name}_interval": interval}}, {})
+    assert figure.verdict == verdict
 
 
 def test_text_is_escaped(source: str, page: ReadPage) -> None:
@@ -253,11 +315,56 @@ def test_names_of_arms_cannot_bring_markup_into_a_chart(tmp_path: Path) -> None:
 
 def test_model_commit_and_machine_stand_under_the_title(source: str) -> None:
     [facts] = re.findall(r'<p class="facts">(.*?)</p>', source)
-    assert re.findall(r"<span>(.*?)</span>", facts)[:1] == ["model SmolLM2-135M-Instruct"]
-    assert re.findall(r"<span>(.*?)</span>", facts)[2:] == [
+    assert re.findall(r"<span>(.*?)</span>", facts) == [
+        "model SmolLM2-135M-Instruct",
+        "embedder all-MiniLM-L6-v2",
+        "questions 200",
+        "conversations 10",
         "commit 0123456789ab-dirty",
         "machine Invented CPU, 2 cores",
     ]
+    assert 'class="note"' not in source
+
+
+def test_what_a_reader_must_know_first_stands_at_the_head(tmp_path: Path) -> None:
+    score, benches = sample_score(), sample_benches()
+    score["questions"]["scored"] = 30
+    score["judge_refused"] = "the judge refused with 402"
+    benches["bench_ttft"]["meta"] = {**benches["bench_ttft"]["meta"], "model": "Other-1B", "finished": False}
+    benches["bench_encode"]["meta"] = {**benches["bench_encode"]["meta"], "data_sha256": "7" * 64}
+    source = write_report(score, benches=benches, out=tmp_path).read_text(encoding="utf-8")
+    assert "<span>questions 30 of 200</span>" in source
+    assert re.findall(r'<p class="note">(.*?)</p>', source) == [
+        "The run is unfinished: 30 of 200 questions.",
+        "No answer counts as judged: the judge refused with 402 before all were.",
+        "bench_ttft is of another model than the run: Other-1B, not SmolLM2-135M-Instruct.",
+        "bench_encode is of another data than the run: 777777777777…, not 555555555555….",
+        "bench_ttft was ended before it had measured everything.",
+    ]
+
+
+def test_each_benchmark_says_what_it_ran_on(page: ReadPage) -> None:
+    for name in ("bench_ttft", "bench_throughput", "bench_encode"):
+        assert page.row(f"What {name} was run on", Setting="cpu")["Value"] == "Invented CPU"
+        assert page.row(f"What {name} was run on", Setting="units")["Value"] == "turns"
+
+
+def test_what_the_run_encoded_is_shown_by_policy(tmp_path: Path) -> None:
+    encoded = {
+        "ladder:0+4": {"facts": 40, "fact_tokens": 900, "tokens_prefilled": 1836, "bytes": 41_472_000},
+        "window:0": {"facts": 40, "fact_tokens": 900, "tokens_prefilled": 902, "bytes": 20_736_000},
+    }
+    page = ReadPage(write_report(sample_score(), encoded=encoded, out=tmp_path).read_text(encoding="utf-8"))
+    rows = page.tables["What this run encoded, by policy"]
+    assert [row["Policy"] for row in rows] == ["window:0", "ladder:0+4"]
+    shown = {column: value.replace("\N{NARROW NO-BREAK SPACE}", "") for column, value in rows[1].items()}
+    assert shown == {
+        "Policy": "ladder:0+4",
+        "Facts": "40",
+        "Fact tokens": "900",
+        "Tokens prefilled": "1836",
+        "Bytes": "41472000",
+    }
 
 
 def test_config_and_header_are_shown(page: ReadPage) -> None:
@@ -274,7 +381,11 @@ def test_the_reference_has_no_distance_to_show() -> None:
 
 
 def test_what_is_missing_is_one_line_with_the_command(tmp_path: Path) -> None:
-    score = {"arms": {"text/tail@10": {"n": 3, "official_f1": {"all": 0.25}}}, "config": {}, "header": {}}
+    score: dict[str, Any] = {
+        "arms": {"text/tail@10": {"n": 3, "official_f1": {"all": 0.25}}},
+        "config": {},
+        "header": {},
+    }
     source = write_report(score, out=tmp_path / "new/folder").read_text(encoding="utf-8")
     missing = re.findall(r'<p class="missing">(.*?): not in this run\. To make it: <code>(.*?)</code></p>', source)
     assert dict(missing).keys() == {
@@ -323,21 +434,18 @@ def conclusions_of(score: dict[str, Any], out: Path) -> str:
 
 
 def test_conclusions_cite_the_run(source: str) -> None:
-    ratios = {
-        name: values["kl_over_shuffle_floor"]
-        for name, values in sample_score()["arms"].items()
-        if name.startswith("splice") and name.endswith("@10")
-    }
-    best = min(ratios, key=lambda name: ratios[name]["mean"])
-    n = sample_score()["arms"][best]["n"]
+    best = sample_score()["arms"]["splice/window:2/tail@10"]
+    ratio = best["kl_over_shuffle_floor"]
     text = source[source.index('<section id="conclusions"') :]
-    assert f"at k = 10 and n = {n} questions" in text
-    assert f"{with_interval(ratios[best], 2)} times the KL" in text
-    assert "best of 5 on these same questions" in text
-    forced = sample_score()["arms"]["text/tail@10"]["forced_choice"]
-    assert f"{with_interval(forced, 2)} in the forced choice" in text
+    assert f"at k = 10 and n = {ratio['n']} questions of 10 conversations" in text
+    assert f"the best spliced arm (splice, window 2, tail) has {with_interval(ratio, 2)} times the KL" in text
+    assert f"asked {best['n']} questions and served them as spliced 7, text 3; only spliced ones count" in text
+    assert "best of 5 on 97 of these same questions" in text
+    text_arm = sample_score()["arms"]["text/tail@10"]
+    guessing = f"where guessing gets {text_arm['forced_choice_chance']:.2g}"
+    assert f"{with_interval(text_arm['forced_choice'], 2)} in the forced choice, {guessing}" in text
     assert "31.6 times as long" in text
-    assert "135M model" in text
+    assert "from the accuracy of SmolLM2-135M-Instruct." in text
 
 
 @pytest.mark.parametrize(
@@ -352,20 +460,49 @@ def test_conclusions_cite_the_run(source: str) -> None:
 def test_the_verdict_follows_the_interval_and_not_the_mean(
     tmp_path: Path, low: float, mean: float, high: float, said: str
 ) -> None:
-    ratio = {"mean": mean, "interval": [low, high], "over": "questions"}
+    ratio = {"mean": mean, "interval": [low, high], "over": "questions", "groups": 40, "n": 40}
     arm = {
         "n": 40,
         "kl_over_shuffle_floor": ratio,
-        "kl_answer": {"mean": 0.1, "interval": [0.09, 0.2], "over": "questions"},
+        "kl_answer": {"mean": 0.1, "interval": [0.09, 0.2], "over": "questions", "groups": 40, "n": 40},
     }
-    text = conclusions_of({"arms": {"splice/window:2/tail@10": arm}}, tmp_path)
+    name = "splice/window:2/tail@10"
+    text = conclusions_of({"arms": {name: arm}, "best_arm": name, "best_of": {"arms": [name], "n": 40}}, tmp_path)
     assert said in text
     assert "chosen as the best" not in text
-    assert "its intervals are over questions. At n = 40" in text
+    assert "this run has one, and its intervals are over questions" in text
+
+
+def test_three_questions_of_two_hundred_are_said_to_be_three(tmp_path: Path) -> None:
+    ratio = {"mean": 0.7, "interval": None, "over": "conversations", "groups": 3, "n": 3}
+    arm = {
+        "n": 200,
+        "fidelity_measured": 3,
+        "tiers": {"spliced": 3, "text": 197},
+        "kl_answer": {**ratio, "mean": 0.05},
+        "kl_over_shuffle_floor": ratio,
+    }
+    name = "splice/window:2/tail@10"
+    score = {"k": 10, "arms": {name: arm}, "best_arm": name, "best_of": {"arms": [name], "n": 3}}
+    text = conclusions_of(score, tmp_path)
+    assert "at k = 10 and n = 3 questions of 3 conversations" in text
+    assert "asked 200 questions and served them as spliced 3, text 197" in text
+    assert "there is no interval, so nothing is decided" in text
+    assert "fewer than 5 conversations" in text
+    row = ReadPage((tmp_path / "report.html").read_text(encoding="utf-8")).row(FIDELITY, Arm="splice, window 2, tail")
+    assert (row["Asked"], row["Served as"], row["n"]) == ("200", "spliced 3, text 197", "3")
+    assert row["KL, answer tokens (nats)"] == "0.0500"
+
+
+def test_page_and_bars_name_one_best_arm(source: str) -> None:
+    # Of the sample's arms others have a smaller ratio: the score chose by KL on shared questions.
+    ratios = {name: arm["kl_over_shuffle_floor"]["mean"] for name, arm in sample_score()["arms"].items()}
+    assert min(ratios[name] for name in ratios if name.startswith("splice")) < ratios[sample_score()["best_arm"]]
+    assert "the best spliced arm (splice, window 2, tail)" in source
 
 
 def test_a_larger_model_is_not_called_small(tmp_path: Path) -> None:
-    text = conclusions_of({"config": {"model": "Qwen2.5-7B"}}, tmp_path)
+    text = conclusions_of({"header": {"model_name": "Qwen2.5-7B"}}, tmp_path)
     assert "Qwen2.5-7B (this text was written for a 135M model)" in text
 
 

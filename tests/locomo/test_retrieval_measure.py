@@ -82,7 +82,7 @@ def test_recall_of_each_variant_is_counted_over_the_questions_that_count() -> No
     assert plain.means() == {1: Recall(0.5, 1.0, 0.75), 2: HIT}
     # The first hit of question 0 takes 2 tokens, into which its neighbour does not fit.
     assert joined.recalls == plain.recalls
-    assert joined.difference(plain, 1)[:3] == (0.0, 0.0, 0.0)
+    assert joined.difference(plain, 1)[:3] == (0.0, None, None)
 
 
 def test_a_remembering_search_asks_once_for_each_thing() -> None:
@@ -114,10 +114,13 @@ def test_a_setting_is_chosen_on_the_other_conversations() -> None:
 
 
 def test_differences_are_paired_by_question() -> None:
-    interval = outcome("first", [HIT, HIT, MISS, HIT]).difference(outcome("second", [HIT, MISS, MISS, MISS]), 10)
-    assert interval.estimate == pytest.approx(0.5)
-    # Resamples of three conversations that draw c alone have 1, b alone 0.
-    assert 0 <= interval.low < 0.5 < interval.high <= 1
+    first = Outcome(Variant("first", StoreSearch()), list("aabcde"), {10: [HIT, HIT, MISS, HIT, HIT, MISS]})
+    second = Outcome(Variant("second", StoreSearch()), list("aabcde"), {10: [HIT, MISS, MISS, MISS, HIT, HIT]})
+    interval = first.difference(second, 10)
+    # Differences by conversation: 1 of 2, 0, 1, 0, -1; less the mean 1/6 of each question 2/3, -1/6, 5/6, -1/6, -7/6.
+    half = 2.776 * (5 / 4 * (16 + 1 + 25 + 1 + 49) / 36) ** 0.5 / 6
+    assert interval[:3] == pytest.approx((1 / 6, 1 / 6 - half, 1 / 6 + half), abs=1e-3)
+    assert interval[3:] == ("conversations", 5)
 
 
 def test_added_time_is_that_of_the_same_query_and_round() -> None:

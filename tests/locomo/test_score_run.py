@@ -7,15 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from judge_endpoint import Answer, completion, serve
 from score_samples import ARMS, CONFIG, FLOOR, LADDER, NONE, SYNTHETIC, TEXT, WINDOW, sample_rows, write_run
 
 from locomo.dataset import load
-from locomo.errors import RunError
+from locomo.errors import ConfigError, RunError
+from locomo.judging.judge import JudgeSettings, open_judge
+from locomo.reporting import write_report
 from locomo.reporting.arm_names import parse_arm
 from locomo.reporting.measures import Measured
 from locomo.runs.config import reference_of
 from locomo.scores import score_run
+from locomo.scores.distance import distance_of
 from locomo.scores.files import read_scored
+from locomo.scores.rows import Arm, Entry, Rows
 from locomo.scores.score import best_splice_arm
 from locomo.scoring.audited import Audit
 
@@ -28,7 +33,7 @@ def score(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return score_run(folder, CONVERSATIONS)
 
 
-def estimate(score: dict[str, Any], arm: str, figure: str) -> tuple[float, list[float], str, int]:
+def estimate(score: dict[str, Any], arm: str, figure: str) -> tuple[float, list[float] | None, str, int]:
     found = score["arms"][arm][figure]
     return found["mean"], found["interval"], found["over"], found["n"]
 
@@ -55,14 +60,11 @@ def test_mem0s_figures_leave_adversarial_questions_out(score: dict[str, Any]) ->
 
 
 def test_fidelity_of_a_splice_arm_is_of_what_was_spliced(score: dict[str, Any]) -> None:
-    # Two questions of conv-901 and one of conv-902: resamples are 901 twice, either, or 902 twice.
-    mean, interval, over, n = estimate(score, WINDOW, "kl_answer")
-    assert (mean, over, n) == (pytest.approx(0.3), "conversations", 3)
-    assert interval == pytest.approx([0.1, 0.4])
+    # Two questions of conv-901 and one of conv-902: two conversations are too few for an interval.
+    assert estimate(score, WINDOW, "kl_answer") == (pytest.approx(0.3), None, "conversations", 3)
+    assert score["arms"][WINDOW]["kl_answer"]["groups"] == 2
     assert estimate(score, WINDOW, "kl_first")[0] == pytest.approx(0.2)
-    mean, interval, _, n = estimate(score, WINDOW, "top1_first")
-    assert (mean, n) == (pytest.approx(2 / 3), 3)
-    assert interval == pytest.approx([0.5, 1.0])
+    assert estimate(score, WINDOW, "top1_first")[::3] == (pytest.approx(2 / 3), 3)
     assert estimate(score, WINDOW, "forced_choice")[::3] == (pytest.approx(2 / 3), 3)
     assert score["arms"][WINDOW]["tiers"] == {"exact": 1, "spliced": 4, "text": 1}
     assert score["arms"][WINDOW]["fidelity_measured"] == 3
@@ -71,34 +73,106 @@ def test_fidelity_of_a_splice_arm_is_of_what_was_spliced(score: dict[str, Any]) 
 
 
 def test_the_floor_is_averaged_over_the_same_questions(score: dict[str, Any]) -> None:
-    # (0.3 + 0.5 + 0.1) / (0.2 + 0.1 + 0.3); of conv-901 alone 0.8 / 0.3, of conv-902 alone 0.1 / 0.3
-    mean, interval, _, n = estimate(score, WINDOW, "kl_over_shuffle_floor")
-    assert (mean, n) == (pytest.approx(1.5), 3)
-    assert interval == pytest.approx([1 / 3, 8 / 3])
+    # (0.3 + 0.5 + 0.1) / (0.2 + 0.1 + 0.3)
+    assert estimate(score, WINDOW, "kl_over_shuffle_floor")[::3] == (pytest.approx(1.5), 3)
     # 4 · 0.2 / (0.2 + 0.1 + 0.3 + 5.0)
     assert estimate(score, LADDER, "kl_over_shuffle_floor")[::3] == (pytest.approx(1 / 7), 4)
     assert estimate(score, FLOOR, "kl_over_shuffle_floor")[0] == 1
     assert score["arms"][TEXT]["kl_over_shuffle_floor"] is None
 
 
-def test_share_kept_is_of_nats_of_whole_answers(score: dict[str, Any]) -> None:
-    # ((4 - 1.5)·5 + (3 - 2.5)·10 + (5 - 2)·4) / ((4 - 1)·5 + (3 - 2)·10 + (5 - 1)·4); by conversation 17.5/25 and 12/16
-    mean, interval, _, n = estimate(score, WINDOW, "share_of_information_kept")
-    assert (mean, n) == (pytest.approx(29.5 / 41), 3)
-    assert interval == pytest.approx([0.7, 0.75])
-    assert estimate(score, LADDER, "share_of_information_kept")[0] == pytest.approx(39 / 43)
-    assert estimate(score, TEXT, "share_of_information_kept")[0] == 1
-    assert estimate(score, NONE, "share_of_information_kept")[0] == 0
+def test_there_is_no_share_of_what_may_be_nothing(score: dict[str, Any]) -> None:
+    # (4 - 1)·5, (3 - 2)·10 and (5 - 1)·4 nats of the text, of two conversations: no interval, so perhaps none.
+    assert estimate(score, WINDOW, "information_in_text") == (pytest.approx(41 / 3), None, "conversations", 3)
+    assert score["arms"][WINDOW]["share_of_information_kept"] is None
+
+
+def rows_of(figures: dict[str, list[dict[str, Any]]], *, config: Any = CONFIG) -> Rows:
+    """Arms whose questions are each of another conversation, with these fidelities; spliced where they splice."""
+    question = CONVERSATIONS[0].questions[0]
+    arms = [
+        Arm(
+            name,
+            parse_arm(name),
+            {(f"c{i}", 0): Entry(question, "", "spliced", None, found) for i, found in enumerate(fidelities)},
+        )
+        for name, fidelities in figures.items()
+    ]
+    return Rows(replace(config, arms=tuple(figures)), [], arms)
+
+
+def nats(*values: float) -> list[dict[str, Any]]:
+    return [{"nll": value / 4, "answer_tokens": 4} for value in values]
+
+
+def test_share_kept_is_of_nats_of_whole_answers_with_fiellers_interval() -> None:
+    # The text is worth 8, 6, 4, 7, 5 nats (mean 6, standard deviation the root of 2.5), the arm 6, 5, 3, 5, 4.
+    rows = rows_of(
+        {
+            NONE: nats(10, 10, 10, 10, 10),
+            TEXT: nats(2, 4, 6, 3, 5),
+            LADDER: nats(4, 5, 7, 5, 6),
+        }
+    )
+    figures = distance_of(rows.arms[2], rows)
+    assert figures["information_in_text"]["mean"] == pytest.approx(6.0)
+    assert figures["information_in_text"]["interval"] == pytest.approx([6 - 2.77645 * 0.5**0.5, 6 + 2.77645 * 0.5**0.5])
+    share = figures["share_of_information_kept"]
+    assert (share["mean"], share["n"], share["groups"]) == (pytest.approx(23 / 30), 5, 5)
+    # (5·4.6 - r·5·6)² = t²·5·(1.3 - 2·1.75 r + 2.5 r²), of variances 1.3 and 2.5 and covariance 1.75.
+    t = 2.77645**2 * 5
+    for r in share["interval"]:
+        assert (23 - 30 * r) ** 2 == pytest.approx(t * (1.3 - 3.5 * r + 2.5 * r * r), rel=1e-4, abs=1e-6)
+    assert share["interval"][0] < 23 / 30 < share["interval"][1]
+
+
+def test_text_that_tells_the_model_nothing_for_sure_gives_no_share() -> None:
+    # The text is worth 3, -2, 3, -2, 1 nats: mean 0.6, error of the mean 1.1.
+    rows = rows_of({NONE: nats(10, 10, 10, 10, 10), TEXT: nats(7, 12, 7, 12, 9), LADDER: nats(9, 9, 9, 9, 9)})
+    figures = distance_of(rows.arms[2], rows)
+    assert figures["information_in_text"]["mean"] == pytest.approx(0.6)
+    assert figures["information_in_text"]["interval"][0] < 0
+    assert figures["share_of_information_kept"] is None
+
+
+def test_guessing_in_the_forced_choice_depends_on_how_many_choices_there_are() -> None:
+    choices = [[0.5, *[1.0] * 9], [0.5, 1.0, 1.0, 1.0], [2.0, 1.0]]
+    rows = rows_of({LADDER: [{"choices_nll": found} for found in choices]})
+    figures = distance_of(rows.arms[0], rows)
+    assert figures["forced_choice"]["mean"] == pytest.approx(2 / 3)
+    assert figures["forced_choice_chance"] == pytest.approx((1 / 10 + 1 / 4 + 1 / 2) / 3)
 
 
 def test_nll_difference_is_per_token_and_question(score: dict[str, Any]) -> None:
-    assert estimate(score, WINDOW, "nll_difference")[0] == pytest.approx((0.5 + 0.5 + 1.0) / 3)
-    assert estimate(score, NONE, "nll_difference")[::3] == (pytest.approx((3 + 1 + 4 + 1) / 4), 4)
+    assert estimate(score, WINDOW, "nll_per_token_difference")[0] == pytest.approx((0.5 + 0.5 + 1.0) / 3)
+    assert estimate(score, NONE, "nll_per_token_difference")[::3] == (pytest.approx((3 + 1 + 4 + 1) / 4), 4)
 
 
-def test_times_are_percentiles_of_what_was_served(score: dict[str, Any]) -> None:
-    # 10 to 50 ms: the 95th percentile lies 0.8 of the way from the fourth to the fifth.
-    assert score["arms"][TEXT]["ttft_ms"] == pytest.approx({"p50": 30.0, "p95": 48.0, "n": 5})
+def test_differences_are_over_the_questions_that_both_arms_have(score: dict[str, Any]) -> None:
+    less_text, less_shuffled = (score["arms"][WINDOW][name] for name in ("less_text", "less_shuffled"))
+    # The text arm did not answer the last question, the window was spliced for the first three alone.
+    assert (less_text["official_f1"]["mean"], less_text["official_f1"]["n"]) == (0.0, 5)
+    assert (less_text["kl_answer"]["mean"], less_text["kl_answer"]["n"]) == (pytest.approx(0.3), 3)
+    # 0.3 - 0.2, 0.5 - 0.1, 0.1 - 0.3; the floor's fourth, of 5.0, is no part of it.
+    assert (less_shuffled["kl_answer"]["mean"], less_shuffled["kl_answer"]["n"]) == (pytest.approx(0.1), 3)
+    assert less_shuffled["nll_per_token"]["mean"] == pytest.approx((0.4 + 0.5 + 1.0) / 3)
+    assert score["arms"][LADDER]["less_shuffled"]["kl_answer"]["n"] == 4
+    assert score["arms"][TEXT]["less_text"] is None
+    assert (score["arms"][FLOOR]["less_shuffled"], score["arms"][NONE]["less_shuffled"]) == (None, None)
+
+
+def test_a_splice_at_the_head_is_held_against_the_floor_at_the_head() -> None:
+    head = "splice/window:0/head@10"
+    kl = {"floor/shuffled/head@10": 0.2, FLOOR: 0.4, head: 0.3, WINDOW: 0.3}
+    rows = rows_of({name: [{"kl_answer": value}] * 2 for name, value in kl.items()})
+    found = {arm.key: distance_of(arm, rows)["kl_over_shuffle_floor"]["mean"] for arm in rows.arms[2:]}
+    assert found == {head: pytest.approx(1.5), WINDOW: pytest.approx(0.75)}
+    alone = rows_of({name: [{"kl_answer": kl[name]}] * 2 for name in (FLOOR, head)})
+    assert distance_of(alone.arms[1], alone)["kl_over_shuffle_floor"] is None
+
+
+def test_times_are_left_to_the_benchmarks(score: dict[str, Any]) -> None:
+    assert not [name for name in score["arms"][TEXT] if "ttft" in name]
 
 
 def test_recall_is_of_the_evidence_that_the_retrieved_observations_cover(score: dict[str, Any]) -> None:
@@ -107,34 +181,70 @@ def test_recall_is_of_the_evidence_that_the_retrieved_observations_cover(score: 
             "all": pytest.approx({"5": 2 / 5, "10": 3 / 5}),
             "any": pytest.approx({"5": 3 / 5, "10": 4 / 5}),
             "share": pytest.approx({"5": 2.5 / 5, "10": 3.5 / 5}),
+            "n": 5,
         }
     }
-    assert score["questions"]["recall"] == 5
 
 
 def test_the_bars_are_of_the_splice_arm_with_the_least_divergence(score: dict[str, Any]) -> None:
     assert score["best_arm"] == LADDER
-    assert score["bars"] == pytest.approx(
-        {"kl_over_shuffle_floor": 1 / 7, "share_of_information_kept": 39 / 43, "recall_all_at_10": 0.6}
-    )
+    # Over the three questions that both have: 0.2 each against 0.3, 0.5, 0.1.
+    assert score["best_of"] == {"arms": [WINDOW, LADDER], "n": 3}
+    assert score["bars"] == {
+        "kl_over_shuffle_floor": pytest.approx(1 / 7),
+        "share_of_information_kept": None,
+        "recall_all_at_10": pytest.approx(0.6),
+        "kl_over_shuffle_floor_interval": None,
+        "share_of_information_kept_interval": None,
+        "recall_all_at_10_interval": None,
+    }
+    assert score["k"] == 10
     assert list(score["arms"]) == list(ARMS)
 
 
-def test_no_other_arm_competes_for_the_bars() -> None:
-    def figures(mean: float | None) -> dict[str, Any]:
-        return {"kl_answer": None if mean is None else {"mean": mean}}
+def test_the_best_arm_is_chosen_on_the_questions_that_all_have() -> None:
+    def kl(*values: float | None) -> list[dict[str, Any]]:
+        return [{} if value is None else {"kl_answer": value} for value in values]
 
     arms = {
-        "splice/window:2/tail@10": figures(0.4),
-        "splice/window:2/head@10": figures(0.3),
-        "splice/window:0/tail@10": figures(None),
-        "oracle/splice/window:2/tail@10": figures(0.1),
-        "splice/window:2/tail@5": figures(0.1),
-        "floor/swapped@10": figures(0.1),
-        "text/tail@10": figures(0.0),
+        "splice/window:2/tail@10": kl(0.4, 0.1, None),
+        "splice/window:2/head@10": kl(0.3, 9.0, 9.0),  # the least on the only question that all have
+        "splice/window:4/tail@10": kl(0.9, None, 0.0),
+        "splice/window:0/tail@10": kl(None, None, None),
+        "oracle/splice/window:2/tail@10": kl(0.1, 0.1, 0.1),
+        "splice/window:2/tail@5": kl(0.1, 0.1, 0.1),
+        "floor/swapped@10": kl(0.1, 0.1, 0.1),
+        "text/tail@10": kl(0.0, 0.0, 0.0),
     }
-    assert best_splice_arm(arms) == "splice/window:2/head@10"
-    assert best_splice_arm({"text/tail@10": figures(0.0)}) is None
+    chosen_from = {"arms": list(arms)[:3], "n": 1}
+    assert best_splice_arm(rows_of(arms), 10) == ("splice/window:2/head@10", chosen_from)
+    assert best_splice_arm(rows_of(arms), 5) == ("splice/window:2/tail@5", {"arms": ["splice/window:2/tail@5"], "n": 3})
+    assert best_splice_arm(rows_of({"text/tail@10": kl(0.0)}), 10) == (None, None)
+    apart = {WINDOW: kl(0.1, None), LADDER: kl(None, 0.1)}
+    assert best_splice_arm(rows_of(apart), 10) == (None, {"arms": [WINDOW, LADDER], "n": 0})
+
+
+def test_bars_are_of_the_runs_only_k_or_the_one_asked_for(tmp_path: Path) -> None:
+    def at(k: int) -> list[dict[str, Any]]:
+        rows = sample_rows()
+        for row in rows:
+            row["arms"] = {name.replace("@10", f"@{k}"): entry for name, entry in row["arms"].items()}
+        return rows
+
+    fifty = replace(CONFIG, arms=tuple(name.replace("@10", "@50") for name in ARMS))
+    score = score_run(write_run(tmp_path / "fifty", at(50), config=fifty), CONVERSATIONS)
+    assert (score["k"], score["best_arm"]) == (50, LADDER.replace("@10", "@50"))
+    assert score["bars"]["kl_over_shuffle_floor"] == pytest.approx(1 / 7)
+    assert score["bars"]["recall_all_at_10"] == pytest.approx(0.6)  # 50 were asked for: the first 10 are there
+    both = replace(CONFIG, arms=(*ARMS, *fifty.arms[1:]))
+    rows = at(50)
+    for row, other in zip(rows, sample_rows(), strict=True):
+        row["arms"] |= other["arms"]
+    folder = write_run(tmp_path / "both", rows, config=both)
+    assert score_run(folder, CONVERSATIONS)["best_arm"] == LADDER
+    assert score_run(folder, CONVERSATIONS, k=50)["best_arm"] == LADDER.replace("@10", "@50")
+    with pytest.raises(ConfigError, match="no arm at k = 20"):
+        score_run(folder, CONVERSATIONS, k=20)
 
 
 def test_each_arm_has_its_facts_as_text_for_reference() -> None:
@@ -153,15 +263,17 @@ def test_what_was_not_measured_is_null(tmp_path: Path) -> None:
     config = replace(CONFIG, arms=(TEXT, WINDOW))
     rows = sample_rows()[4:]
     for row in rows:
-        row["arms"] = {arm: row["arms"][arm] | {"ttft_ms": None} for arm in config.arms}
+        row["arms"] = {arm: row["arms"][arm] for arm in config.arms}
     score = score_run(write_run(tmp_path, rows, config=config), CONVERSATIONS)
     figures = score["arms"][WINDOW]
-    absent = ("kl_answer", "kl_first", "top1_first", "nll_difference", "share_of_information_kept", "forced_choice")
-    assert [figures[name] for name in (*absent, "kl_over_shuffle_floor", "judge", "official_f1_audited")] == [None] * 9
-    assert figures["ttft_ms"] == {"p50": None, "p95": None, "n": 0}
+    absent = ("kl_answer", "kl_first", "top1_first", "nll_per_token_difference", "information_in_text")
+    absent += ("share_of_information_kept", "forced_choice", "forced_choice_chance", "kl_over_shuffle_floor", "judge")
+    assert [figures[name] for name in absent] == [None] * len(absent)
     assert (figures["official_f1"]["1"], figures["official_f1"]["5"]) == (None, 1.0)
-    assert (score["best_arm"], score["audit"], score["judge"]) == (None, None, None)
-    assert score["bars"] == {"kl_over_shuffle_floor": None, "share_of_information_kept": None, "recall_all_at_10": 0.0}
+    assert (score["best_arm"], score["best_of"], score["audit"], score["audited"]) == (None, None, None, None)
+    assert (score["judge"], score["judge_refused"]) == (None, None)
+    found = {name: value for name, value in score["bars"].items() if value is not None}
+    assert found == {"recall_all_at_10": 0.0}
 
 
 def test_a_floor_without_any_distance_gives_no_ratio(tmp_path: Path) -> None:
@@ -171,12 +283,10 @@ def test_a_floor_without_any_distance_gives_no_ratio(tmp_path: Path) -> None:
     assert score_run(write_run(tmp_path, rows), CONVERSATIONS)["arms"][WINDOW]["kl_over_shuffle_floor"] is None
 
 
-def test_one_conversation_alone_is_resampled_by_question(tmp_path: Path) -> None:
+def test_one_conversation_alone_varies_by_question(tmp_path: Path) -> None:
     score = score_run(write_run(tmp_path, sample_rows()[:2]), CONVERSATIONS)
-    mean, interval, over, n = estimate(score, WINDOW, "kl_answer")
-    assert (mean, over, n) == (pytest.approx(0.4), "questions", 2)
-    assert interval == pytest.approx([0.3, 0.5])
-    assert (score["questions"]["scored"], score["questions"]["wanted"]) == (2, 6)
+    assert estimate(score, WINDOW, "kl_answer") == (pytest.approx(0.4), None, "questions", 2)
+    assert score["questions"] == {"scored": 2, "wanted": 6, "conversations": 1, "data_sha256": None}
 
 
 def test_recall_is_not_told_beyond_what_was_retrieved(tmp_path: Path) -> None:
@@ -197,13 +307,24 @@ def test_turns_as_units_stand_for_themselves(tmp_path: Path) -> None:
     assert score["recall"]["turns"]["all"] == {"5": 1.0, "10": 1.0}
 
 
-def test_audited_questions_are_left_out_of_the_audited_f1_alone(tmp_path: Path, score: dict[str, Any]) -> None:
+def test_every_figure_is_there_without_the_audited_questions_too(tmp_path: Path, score: dict[str, Any]) -> None:
     audit = Audit(frozenset({("conv-901", 0), ("conv-902", 0)}), kept=1)
-    audited = score_run(write_run(tmp_path, sample_rows()), CONVERSATIONS, audit=audit)
-    assert audited["arms"][TEXT]["official_f1_audited"] == pytest.approx((0.8 + 1 + 1 + 1) / 4)
-    assert audited["arms"][TEXT]["official_f1"] == score["arms"][TEXT]["official_f1"]
-    assert audited["audit"] == {"excluded": 1, "listed": 2, "gold_is_right": 1}
-    assert score["arms"][TEXT]["official_f1_audited"] is None
+    found = score_run(write_run(tmp_path, sample_rows()), CONVERSATIONS, audit=audit)
+    assert found["audit"] == {"excluded": 1, "listed": 2, "gold_is_right": 1}
+    assert {name: found[name] for name in ("bars", "arms", "recall", "best_arm")} == {
+        name: score[name] for name in ("bars", "arms", "recall", "best_arm")
+    }
+    # The sample's second question is left out: F1 4/9, a divergence of 0.5 for the window and 0.1 for the floor.
+    text, window = (found["audited"]["arms"][arm] for arm in (TEXT, WINDOW))
+    assert (text["n"], text["official_f1"]["all"]) == (5, pytest.approx((0.8 + 1 + 1 + 1) / 4))
+    assert text["official_f1"]["1"] is None
+    assert (window["kl_answer"]["mean"], window["kl_answer"]["n"]) == (pytest.approx(0.2), 2)
+    assert window["kl_over_shuffle_floor"]["mean"] == pytest.approx(0.4 / 0.5)
+    assert window["less_shuffled"]["kl_answer"]["mean"] == pytest.approx((0.1 - 0.2) / 2)
+    assert found["audited"]["best_of"] == {"arms": [WINDOW, LADDER], "n": 2}
+    # Its recall was none of all, half of the share: of the other four, three have all.
+    assert found["audited"]["recall"]["observations"]["all"]["10"] == pytest.approx(3 / 4)
+    assert found["audited"]["bars"]["recall_all_at_10"] == pytest.approx(3 / 4)
 
 
 def test_answers_that_were_not_decoded_to_their_end_have_no_f1(tmp_path: Path) -> None:
@@ -230,11 +351,19 @@ def test_the_same_rows_in_any_order_give_the_same_bytes(tmp_path: Path) -> None:
     ]
 
 
-def test_each_answers_f1_is_kept_for_comparisons(tmp_path: Path) -> None:
+def test_each_answers_figures_are_kept_for_comparisons(tmp_path: Path) -> None:
     folder = write_run(tmp_path, sample_rows())
     score_run(folder, CONVERSATIONS)
     measures = read_scored(folder)
-    assert set(measures) == {"official_f1"}
+    figures = {"official_f1", "kl_answer", "kl_first", "top1_first", "nll_per_token", "forced_choice"}
+    assert set(measures) == figures
+    # As in the score: of the six questions of the window three were spliced and have a fidelity.
+    assert {at: value for at, value in measures["kl_answer"].items() if at.arm == WINDOW} == {
+        Measured("conv-901", 5, WINDOW): 0.3,
+        Measured("conv-901", 0, WINDOW): 0.5,
+        Measured("conv-902", 2, WINDOW): 0.1,
+    }
+    assert measures["forced_choice"][Measured("conv-901", 0, LADDER)] == 0.0
     of_text = {at: f1 for at, f1 in measures["official_f1"].items() if at.arm == TEXT}
     assert of_text == pytest.approx(
         {
@@ -250,11 +379,40 @@ def test_each_answers_f1_is_kept_for_comparisons(tmp_path: Path) -> None:
         read_scored(folder)
 
 
-def test_a_score_holds_no_text_of_the_data(tmp_path: Path) -> None:
+def test_a_score_and_its_report_hold_no_text_of_the_data(tmp_path: Path) -> None:
+    def repeats(body: dict[str, Any], number: int) -> Answer:
+        return 400, {}, json.dumps(body).encode()  # an endpoint that quotes what it refuses
+
     folder = write_run(tmp_path, sample_rows())
-    score_run(folder, CONVERSATIONS)
-    written = (folder / "score.json").read_text() + (folder / "scored.jsonl").read_text()
+    audit = Audit(frozenset({("conv-901", 0)}), kept=0)
+    with (
+        serve(repeats) as endpoint,
+        open_judge(JudgeSettings(endpoint.url, "judge"), folder / "verdicts.jsonl") as judge,
+    ):
+        score = score_run(folder, CONVERSATIONS, judge=judge, audit=audit)
+    assert set(score["judge"]["missing"]) == {"refused with 400", "not asked: 20 requests in a row had no answer"}
+    write_report(score, out=folder)
+    written = "".join((folder / name).read_text() for name in ("score.json", "scored.jsonl", "report.html"))
+    for question in (question for conversation in CONVERSATIONS for question in conversation.questions):
+        assert question.question not in written
+        # Shorter golds are numbers and words such as "no", which a page may hold for reasons of its own.
+        assert len(question.answer or "") < 6 or question.answer not in written
     assert not [word for word in ("harbour", "pottery", "Nils", "July") if word in written]
+
+
+def test_a_judge_that_refuses_in_the_middle_leaves_a_score_without_verdicts(tmp_path: Path) -> None:
+    def runs_dry(body: dict[str, Any], number: int) -> Answer:
+        return completion('{"verdict": "correct"}') if number < 3 else (402, {}, b"no credit left")
+
+    folder = write_run(tmp_path, sample_rows())
+    settings = JudgeSettings("", "judge", parallel=1)
+    with serve(runs_dry) as endpoint, open_judge(replace(settings, base_url=endpoint.url), folder / "v.jsonl") as judge:
+        score = score_run(folder, CONVERSATIONS, judge=judge)
+    assert (score["judge"], score["judge_refused"]) == (None, "the judge refused with 402")
+    assert {values["judge"] for values in score["arms"].values()} == {None}
+    assert score["arms"][LADDER]["kl_answer"]["mean"] == pytest.approx(0.2)
+    assert json.loads((folder / "score.json").read_text()) == score
+    assert len((folder / "v.jsonl").read_text().splitlines()) == 3
 
 
 @pytest.mark.parametrize(

@@ -7,76 +7,103 @@ from scipy import stats
 from locomo.errors import ScoringError
 from locomo.scoring.statistics import (
     Interval,
-    bootstrap_mean,
-    bootstrap_paired_difference,
-    bootstrap_ratio_of_means,
-    bootstrap_ratio_of_sums,
+    interval_json,
+    interval_of_difference,
+    interval_of_mean,
+    interval_of_ratio,
     mcnemar,
-    wilson,
 )
 
-# Two conversations, so a resample is AA, AB, BA or BB, each a quarter: 2.5 % falls in one extreme, 97.5 % in the other.
-SAMPLES = ["a", "b", "b", "b"]
+T4 = 2.7764451  # 97.5 % point of Student's t with four degrees of freedom, from a printed table
+FIVE = ["a", "b", "c", "d", "e"]
 
 
-def test_a_mean_is_over_questions_and_its_interval_over_conversations() -> None:
-    interval = bootstrap_mean([0.0, 1.0, 1.0, 0.4], SAMPLES)
-    assert interval == Interval(pytest.approx(0.6), 0.0, pytest.approx(0.8), "conversations", 2000)
+def test_with_as_many_questions_each_it_is_the_t_interval_of_the_conversations_means() -> None:
+    # Means 1, 2, 3, 4, 5: their standard deviation is the root of 2.5, the error of their mean that of 0.5.
+    interval = interval_of_mean([0, 2, 1, 3, 2, 4, 3, 5, 4, 6], sorted(FIVE * 2))
+    half = T4 * 0.5**0.5
+    assert interval[:3] == pytest.approx((3.0, 3 - half, 3 + half))
+    assert interval[3:] == ("conversations", 5)
+    assert interval_json(interval) == pytest.approx([3 - half, 3 + half])
+
+
+def test_a_mean_is_over_questions_where_conversations_differ_in_size() -> None:
+    # Sums 1, 0, 0, 0, 4 of 1, 1, 1, 1, 4 questions: mean 5/8; residuals 3/8, -5/8, -5/8, -5/8, 12/8.
+    interval = interval_of_mean([1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0], [*FIVE, "e", "e", "e"])
+    half = T4 * (5 / 4 * (9 + 25 + 25 + 25 + 144) / 64) ** 0.5 / 8
+    assert interval[:3] == pytest.approx((5 / 8, 5 / 8 - half, 5 / 8 + half))
+
+
+def test_an_interval_is_cut_to_what_a_mean_can_be() -> None:
+    values = [0.0, 0.0, 0.0, 0.0, 1.0]  # mean 0.2, half width 2.776 * 0.2
+    assert interval_of_mean(values, FIVE)[1] == pytest.approx(0.2 - T4 * 0.2)
+    assert interval_of_mean(values, FIVE, within=(0.0, 0.5))[1:3] == (0.0, 0.5)
 
 
 def test_a_paired_difference_keeps_the_pairs() -> None:
-    # differences: a 1; b 0, 0, -3 (mean -1)
-    interval = bootstrap_paired_difference([9.0, 5.0, 1.0, 0.0], [8.0, 5.0, 1.0, 3.0], SAMPLES)
-    assert interval[:3] == (pytest.approx(-0.5), pytest.approx(-1.0), pytest.approx(1.0))
+    # differences 1, 2, 3, 4, 5
+    interval = interval_of_difference([11, 22, 33, 44, 55], [10, 20, 30, 40, 50], FIVE)
+    assert interval[:2] == pytest.approx((3.0, 3 - T4 * 0.5**0.5))
 
 
-def test_a_ratio_of_sums_resamples_both_together() -> None:
-    # a: 1 / 2; b: (1 + 2 + 3) / (2 + 3 + 3) = 0.75; all: 7 / 10
-    interval = bootstrap_ratio_of_sums([1.0, 1.0, 2.0, 3.0], [2.0, 2.0, 3.0, 3.0], SAMPLES)
-    assert interval[:3] == (pytest.approx(0.7), pytest.approx(0.5), pytest.approx(0.75))
+def test_a_ratio_is_fiellers() -> None:
+    above, below = [1.0, 2.0, 3.0, 4.0, 5.0], [2.0, 2.0, 3.0, 3.0, 5.0]
+    interval = interval_of_ratio(above, below, FIVE)
+    assert interval.estimate == pytest.approx(15 / 15)
+    # By its definition: at either end the t test of above - r * below has p = 0.05, and inside p is larger.
+    for end in interval[1:3]:
+        assert stats.ttest_1samp(np.subtract(above, np.multiply(end, below)), 0).pvalue == pytest.approx(0.05)
+    inside = np.subtract(above, np.multiply(0.5 * (interval.estimate + interval.high), below))
+    assert stats.ttest_1samp(inside, 0).pvalue > 0.05
 
 
-def test_a_ratio_of_means_may_lack_questions_on_either_side() -> None:
-    nan = float("nan")
-    # numerator: a 2; b mean(4, 6) = 5; all 4. Denominator: a 1; b mean(2, 3) = 2.5, all 2.
-    interval = bootstrap_ratio_of_means([2.0, 4.0, nan, 6.0], [1.0, 2.0, 3.0, nan], SAMPLES)
-    assert interval[:3] == (pytest.approx(2.0), pytest.approx(2.0), pytest.approx(2.0))
-    full = [1.0, 1.0, 2.0, 3.0], [2.0, 2.0, 3.0, 3.0], SAMPLES
-    assert bootstrap_ratio_of_means(*full)[:3] == pytest.approx(bootstrap_ratio_of_sums(*full)[:3])
+def test_a_ratio_whose_denominator_may_be_zero_has_no_interval() -> None:
+    # Denominators of mean 0.2 and standard deviation 1.1: t = 0.41.
+    assert interval_of_ratio([1.0, 2.0, 1.0, 2.0, 1.0], [1.0, -1.0, 1.0, -1.0, 1.0], FIVE) == Interval(
+        pytest.approx(7.0), None, None, "conversations", 5
+    )
+    with pytest.raises(ScoringError, match="denominators"):
+        interval_of_ratio([1.0, 1.0], [1.0, -1.0], ["a", "b"])
 
 
-def test_resamples_without_a_denominator_are_left_out_and_counted() -> None:
-    interval = bootstrap_ratio_of_sums([1.0, 1.0], [0.0, 1.0], ["a", "b"])
-    # AA is undefined (a quarter); AB gives 2, BB gives 1
-    assert interval[:3] == (2.0, 1.0, 2.0)
-    assert 0.7 * 2000 < interval.resamples < 0.8 * 2000
+@pytest.mark.parametrize("groups", [1, 2, 3, 4])
+def test_few_groups_have_no_interval(groups: int) -> None:
+    values, names = [1.0, 1.4, 0.3, 2.0], FIVE
+    assert interval_of_mean(values[:groups], names[:groups])[1:3] == (None, None)
+    assert interval_of_ratio(values[:groups], values[::-1][:groups], names[:groups])[1:3] == (None, None)
+    assert interval_json(interval_of_mean(values[:groups], names[:groups])) is None
+    assert interval_of_mean([1.2], ["a"]) == Interval(1.2, None, None, "questions", 1)
 
 
-def test_one_conversation_is_resampled_by_question_and_says_so() -> None:
+def test_without_any_difference_there_is_no_interval() -> None:
+    assert interval_of_mean([0.2] * 10, sorted(FIVE * 2))[1:3] == (None, None)
+    assert interval_of_ratio([0.3] * 5, [0.1] * 5, FIVE) == Interval(pytest.approx(3.0), None, None, "conversations", 5)
+
+
+def test_one_conversation_varies_by_question_and_says_so() -> None:
     values = np.random.default_rng(5).normal(size=300)
-    interval = bootstrap_mean(values, ["a"] * 300)
-    assert interval.over == "questions"
-    # a mean of 300 is close to normal: its interval is close to 1.96 standard errors
-    half = 1.96 * values.std() / 300**0.5
-    assert interval[:3] == pytest.approx((values.mean(), values.mean() - half, values.mean() + half), abs=0.1 * half)
+    interval = interval_of_mean(values, ["a"] * 300)
+    assert interval[3:] == ("questions", 300)
+    reference = stats.ttest_1samp(values, 0).confidence_interval(0.95)
+    assert interval[1:3] == pytest.approx((reference.low, reference.high))
 
 
-def test_the_interval_is_scipys_on_as_many_questions_in_each_conversation() -> None:
-    rng = np.random.default_rng(2)
-    values = rng.normal(size=(10, 20)) + rng.normal(size=(10, 1))
-    samples = [f"conv-{row}" for row in range(10) for _ in range(20)]
-    interval = bootstrap_mean(values.ravel(), samples, resamples=20_000)
-    reference = stats.bootstrap(
-        (values.mean(axis=1),), np.mean, method="percentile", n_resamples=20_000, rng=np.random.default_rng(1)
-    ).confidence_interval
-    width = reference.high - reference.low
-    assert interval[:3] == pytest.approx((values.mean(), reference.low, reference.high), abs=0.03 * width)
-
-
-def test_a_seed_gives_the_same_interval() -> None:
-    values, samples = [2.5**number for number in range(12)], [f"s{number}" for number in range(12)]
-    assert bootstrap_mean(values, samples, seed=3) == bootstrap_mean(values, samples, seed=3)
-    assert bootstrap_mean(values, samples, seed=3) != bootstrap_mean(values, samples, seed=4)
+@pytest.mark.parametrize("groups", [5, 10])
+def test_intervals_hold_the_truth_as_often_as_they_say(groups: int) -> None:
+    # Conversations of 10 to 30 questions that share an effect; questions are skewed, as divergences are.
+    rng = np.random.default_rng(20260301)
+    draws, held, held_ratio = 1500, 0, 0
+    for _ in range(draws):
+        sizes = rng.integers(10, 31, size=groups)
+        samples = np.repeat([f"conv-{number}" for number in range(groups)], sizes)
+        first, second = (np.repeat(np.exp(rng.normal(-0.02, 0.2, size=groups)), sizes) for _ in range(2))
+        above = 1.5 * first * rng.exponential(size=len(samples))  # of mean 1.5: exp of N(-s²/2, s) has mean 1
+        below = second * rng.exponential(size=len(samples))
+        mean, ratio = interval_of_mean(above, samples), interval_of_ratio(above, below, samples)
+        held += mean.low <= 1.5 <= mean.high
+        held_ratio += ratio.low is None or ratio.low <= 1.5 <= ratio.high  # none: any ratio may be
+    assert 0.92 <= held / draws <= 0.98
+    assert 0.92 <= held_ratio / draws <= 0.98
 
 
 @pytest.mark.parametrize(
@@ -89,14 +116,7 @@ def test_a_seed_gives_the_same_interval() -> None:
 )
 def test_what_has_no_mean_is_named(values: list[float], samples: list[str], message: str) -> None:
     with pytest.raises(ScoringError, match=message):
-        bootstrap_mean(values, samples)
-
-
-def test_a_ratio_without_a_denominator_is_named() -> None:
-    with pytest.raises(ScoringError, match="denominators"):
-        bootstrap_ratio_of_sums([1.0, 1.0], [1.0, -1.0], ["a", "b"])
-    with pytest.raises(ScoringError, match="one side has no value"):
-        bootstrap_ratio_of_means([float("nan")] * 2, [1.0, -1.0], ["a", "b"])
+        interval_of_mean(values, samples)
 
 
 def test_mcnemar_counts_discordant_pairs_and_is_exact() -> None:
@@ -113,20 +133,3 @@ def test_mcnemar_is_scipys_binomial_test(first: int, second: int) -> None:
     mine = [True] * first + [False] * second
     result = mcnemar(mine, [not value for value in mine])
     assert result.p_value == pytest.approx(stats.binomtest(first, first + second).pvalue, rel=1e-9)
-
-
-def test_wilson_of_72_of_96() -> None:
-    assert wilson(72, 96) == pytest.approx((0.655, 0.826), abs=5e-4)
-
-
-@pytest.mark.parametrize(("successes", "n"), [(0, 5), (5, 5), (1, 1), (50, 1540)])
-@pytest.mark.parametrize("confidence", [0.9, 0.95])
-def test_wilson_is_scipys(successes: int, n: int, confidence: float) -> None:
-    reference = stats.binomtest(successes, n).proportion_ci(confidence, method="wilson")
-    assert wilson(successes, n, confidence=confidence) == pytest.approx((reference.low, reference.high), abs=1e-12)
-
-
-def test_wilson_of_nothing() -> None:
-    assert wilson(0, 0) == (0.0, 1.0)
-    with pytest.raises(ScoringError, match="3 successes of 2"):
-        wilson(3, 2)

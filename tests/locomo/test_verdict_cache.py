@@ -9,7 +9,7 @@ from locomo.errors import VerdictCacheError
 from locomo.judging.cache import StoredVerdict, VerdictCache, verdict_key
 from locomo.judging.verdict import Verdict
 
-CONTENT = {"prompt": "p", "model": "m", "question": "q", "gold": "g", "prediction": "a", "run": 1}
+CONTENT = {"endpoint": "e", "prompt": "p", "model": "m", "question": "q", "gold": "g", "prediction": "a", "run": 1}
 
 
 def stored(name: str, reply: str = "said “so”\n") -> StoredVerdict:
@@ -110,8 +110,8 @@ def test_the_key_is_of_everything_that_a_verdict_depends_on() -> None:
     other = {"run": 2} | {name: "other" for name in CONTENT if name != "run"}
     keys = {verdict_key(**CONTENT)} | {verdict_key(**CONTENT | {name: other[name]}) for name in CONTENT}  # type: ignore[arg-type]
     assert len(keys) == 1 + len(CONTENT)
-    # sha256sum of ["p", "m", "q", "g", "a", 1]
-    assert verdict_key(**CONTENT) == "d6e40ea2befe3756edbcd077cf8712c22028390a37b916430134cf70e0a9a908"  # type: ignore[arg-type]
+    # sha256sum of ["e", "p", "m", "q", "g", "a", 1]
+    assert verdict_key(**CONTENT) == "cfc5b97c991449eb280afa1d54e1e10081747ddd7b2fc067efb61c0466366b3e"  # type: ignore[arg-type]
     moved = CONTENT | {"question": "qg", "gold": ""}
     assert verdict_key(**moved) != verdict_key(**CONTENT)  # type: ignore[arg-type]
     assert len(verdict_key(**CONTENT | {"prediction": "\ud83d"})) == 64  # type: ignore[arg-type]

@@ -25,9 +25,9 @@ class StoredVerdict:
     reply: str
 
 
-def verdict_key(*, prompt: str, model: str, question: str, gold: str, prediction: str, run: int) -> str:
-    """SHA-256, hex, of everything that a verdict depends on; `prompt` is the unfilled template."""
-    content = json.dumps([prompt, model, question, gold, prediction, run], ensure_ascii=False)
+def verdict_key(*, endpoint: str, prompt: str, model: str, question: str, gold: str, prediction: str, run: int) -> str:
+    """SHA-256, hex, of all that a verdict depends on; `endpoint` is its address, `prompt` the unfilled template."""
+    content = json.dumps([endpoint, prompt, model, question, gold, prediction, run], ensure_ascii=False)
     return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()
 
 

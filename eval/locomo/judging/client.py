@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +19,7 @@ _BUSY = frozenset({408, 409, 425, 429})
 # Of the request as such, not of what one prompt says: every other request would meet the same.
 _REFUSALS = frozenset({401, 402, 403, 404, 405})
 _SHOWN_CHARACTERS = 300
+_log = logging.getLogger(__name__)
 
 Message = Mapping[str, str]
 
@@ -50,6 +52,9 @@ class Reply(NamedTuple):
 
 class ChatClient:
     """One model behind one endpoint, at temperature 0; calls may come from several threads.
+
+    What an endpoint says of its refusals may repeat the prompt, and with it the data: it is logged, once for each
+    status, and is in no error's message.
 
     Parameters
     ----------
@@ -84,7 +89,9 @@ class ChatClient:
     ) -> None:
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self.model = model
-        self._url = f"{base_url.rstrip('/')}/chat/completions"
+        self.base_url = base_url.rstrip("/")
+        self._url = f"{self.base_url}/chat/completions"
+        self._told: set[str] = set()
         self._http = httpx.Client(headers=headers, timeout=timeout_s, transport=transport)
         self._max_tokens = max_tokens
         self._patience = Patience() if patience is None else patience
@@ -133,18 +140,22 @@ class ChatClient:
         try:
             response = self._http.post(self._url, json=body)
         except httpx.UnsupportedProtocol as error:
-            raise JudgeRefused(f"{self._url} is no address of a judge: {error}") from error
+            self._tell("no address", str(error))
+            raise JudgeRefused("what was given is no address of a judge") from error
         except httpx.TimeoutException:
             return "timed out", 0.0
         except httpx.RequestError as error:
-            return f"{type(error).__name__}: {error}", 0.0
+            self._tell(type(error).__name__, str(error))
+            return type(error).__name__, 0.0
         status = response.status_code
         if status in _BUSY or status >= 500:
             return f"answered {status}", self._retry_after_s(response)
         if status in _REFUSALS or response.is_redirect:
-            raise JudgeRefused(f"{self._url} answered {status}: {response.text[:_SHOWN_CHARACTERS]}")
+            self._tell(f"answered {status}", response.text)
+            raise JudgeRefused(f"the judge refused with {status}")
         if not response.is_success:
-            raise JudgeUnanswered(f"refused with {status}: {response.text[:_SHOWN_CHARACTERS]}")
+            self._tell(f"answered {status}", response.text)
+            raise JudgeUnanswered(f"refused with {status}")
         try:
             completion = response.json()
             text = completion["choices"][0]["message"]["content"]
@@ -152,6 +163,11 @@ class ChatClient:
         except (ValueError, LookupError, TypeError, AttributeError):
             return "answered with what is no completion", 0.0
         return Reply(text if isinstance(text, str) else "", str(model)), 0.0
+
+    def _tell(self, what: str, said: str) -> None:
+        if what not in self._told:
+            self._told.add(what)
+            _log.warning("judge %s: %s: %s", self._url, what, said[:_SHOWN_CHARACTERS])
 
     def _retry_after_s(self, response: httpx.Response) -> float:
         value = response.headers.get("Retry-After", "").strip()

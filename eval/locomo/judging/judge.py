@@ -52,7 +52,7 @@ class _Case:
 
 @dataclass(frozen=True, slots=True)
 class _Missing:
-    """Why there is no verdict."""
+    """Why there is no verdict: a status or a fixed reason, nothing that the endpoint wrote."""
 
     reason: str
 
@@ -124,7 +124,7 @@ class Judge:
         ScoringError
             A question has no gold answer.
         JudgeRefused
-            The endpoint refuses every request. Verdicts had until then are kept.
+            The endpoint refuses every request; the message holds nothing of the data. Verdicts had until then are kept.
         VerdictCacheError
             A verdict cannot be kept. After either of the last two the client no longer retries: make another.
         """
@@ -198,6 +198,7 @@ class Judge:
 
     def _key(self, case: _Case) -> str:
         return verdict_key(
+            endpoint=self._client.base_url,
             prompt=self._prompt.template,
             model=self._client.model,
             question=case.question,

@@ -11,7 +11,7 @@ from locomo.dataset import Category, Question
 from locomo.judging.abstention import abstains
 from locomo.judging.controls import Control, ControlKind
 from locomo.judging.verdict import Verdict
-from locomo.scoring.statistics import Interval, bootstrap_mean
+from locomo.scoring.statistics import Interval, interval_json, interval_of_mean
 
 Verdicts = tuple[Verdict, ...]
 
@@ -40,12 +40,18 @@ class JudgedAnswer:
 
     @property
     def verdict(self) -> Verdict:
-        """What most runs with a verdict found; ``WRONG`` where none has a majority, ``UNJUDGED`` where none has one."""
+        """What most runs with a verdict found; ``UNJUDGED`` where none has a majority."""
         judged = Counter(verdict for verdict in self.verdicts if verdict is not Verdict.UNJUDGED)
         if not judged:
             return Verdict.UNJUDGED
         winner, votes = judged.most_common(1)[0]
-        return winner if 2 * votes > judged.total() else Verdict.WRONG
+        return winner if 2 * votes > judged.total() else Verdict.UNJUDGED
+
+    @property
+    def is_correct(self) -> bool | None:
+        """Whether most runs with a verdict found it correct; `None` where just half did, or none has a verdict."""
+        share = self.share_correct
+        return None if share is None or share == 0.5 else share > 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +71,7 @@ class ArmVerdicts:
     Over the questions of ids 1 to 4, ``n`` of them: ``accuracy`` is the mean over questions of the share of runs that
     found the answer correct, ``runs`` the accuracy of each run; neither has an unjudged answer in it, above or below.
     ``abstained`` counts answers that most runs found to decline, ``unjudged`` those without a verdict in any run,
-    ``missing_verdicts`` the verdicts missing over all runs.
+    ``tied`` those whose runs have verdicts but no majority, ``missing_verdicts`` the verdicts missing over all runs.
 
     Over the adversarial questions, ``adversarial_n`` of them: how many answers decline, as they should, by the judge
     (who may call such an answer abstained or correct) and by the answers' wording.
@@ -76,6 +82,7 @@ class ArmVerdicts:
     runs: tuple[float | None, ...]
     abstained: int
     unjudged: int
+    tied: int
     missing_verdicts: int
     adversarial_n: int
     adversarial_declined_by_judge: int
@@ -88,11 +95,13 @@ class ArmVerdicts:
         return {
             "n": self.n,
             "accuracy": None if interval is None else interval.estimate,
-            "interval": None if interval is None else [interval.low, interval.high],
+            "interval": None if interval is None else interval_json(interval),
             "over": None if interval is None else interval.over,
+            "groups": None if interval is None else interval.groups,
             "runs": list(self.runs),
             "abstained": self.abstained,
             "unjudged": self.unjudged,
+            "tied": self.tied,
             "missing_verdicts": self.missing_verdicts,
             "adversarial": {
                 "n": self.adversarial_n,
@@ -127,12 +136,12 @@ class JudgeReport:
         """One arm's answers: for paired tests against another arm's, by question."""
         return tuple(answer for answer in self.answers if answer.item.arm == arm)
 
-    def arm(self, name: str, *, excluded: Collection[tuple[str, int]] = frozenset()) -> ArmVerdicts:
-        """Sum up one arm, without the questions whose `(sample_id, index)` is in `excluded`."""
+    def arm(self, name: str, *, among: Collection[tuple[str, int]] | None = None) -> ArmVerdicts:
+        """Sum up one arm, of the questions whose `(sample_id, index)` is `among` these; by default of all."""
         answers = [
             answer
             for answer in self.of_arm(name)
-            if (answer.item.question.sample_id, answer.item.question.index) not in excluded
+            if among is None or (answer.item.question.sample_id, answer.item.question.index) in among
         ]
         adversarial = [answer for answer in answers if answer.item.question.category is Category.ADVERSARIAL]
         plain = [answer for answer in answers if answer.item.question.category is not Category.ADVERSARIAL]
@@ -141,12 +150,15 @@ class JudgeReport:
         ]
         return ArmVerdicts(
             n=len(plain),
-            accuracy=bootstrap_mean([share for _, share in judged], [name for name, _ in judged]) if judged else None,
+            accuracy=interval_of_mean([share for _, share in judged], [name for name, _ in judged], within=(0.0, 1.0))
+            if judged
+            else None,
             runs=tuple(
                 _share(run, {Verdict.CORRECT}) for run in zip(*(answer.verdicts for answer in plain), strict=True)
             ),
             abstained=sum(answer.verdict is Verdict.ABSTAINED for answer in plain),
-            unjudged=sum(answer.verdict is Verdict.UNJUDGED for answer in plain),
+            unjudged=sum(answer.share_correct is None for answer in plain),
+            tied=sum(answer.verdict is Verdict.UNJUDGED and answer.share_correct is not None for answer in plain),
             missing_verdicts=sum(answer.verdicts.count(Verdict.UNJUDGED) for answer in plain),
             adversarial_n=len(adversarial),
             adversarial_declined_by_judge=sum(
@@ -163,17 +175,16 @@ class JudgeReport:
             "vague": _mean([run.vague_accepted for run in self.controls]),
         }
 
-    def as_json(self, *, excluded: Collection[tuple[str, int]] = frozenset()) -> dict[str, Any]:
-        """Everything but the texts: ``{"model", "served_models", "prompt_sha256", "controls", "missing", "arms"}``.
-
-        ``controls`` has a mapping for each run; each arm has the mean over runs beside its accuracy, as
-        ``"false_accepts"``. With `excluded`, each arm has its figures without these questions under ``"audited"``.
-        """
+    def arms_json(self, *, among: Collection[tuple[str, int]] | None = None) -> dict[str, dict[str, Any]]:
+        """Each arm's figures, of questions as in `arm`, with the controls' mean over runs as ``"false_accepts"``."""
         false_accepts = self.false_accepts()
-        arms = {name: {**self.arm(name).as_json(), "false_accepts": false_accepts} for name in self.arms}
-        if excluded:
-            for name, figures in arms.items():
-                figures["audited"] = self.arm(name, excluded=excluded).as_json()
+        return {name: {**self.arm(name, among=among).as_json(), "false_accepts": false_accepts} for name in self.arms}
+
+    def as_json(self) -> dict[str, Any]:
+        """``{"model", "served_models", "prompt_sha256", "controls", "missing"}``: everything but texts and arms.
+
+        ``controls`` has a mapping for each run.
+        """
         return {
             "model": self.model,
             "served_models": list(self.served_models),
@@ -188,7 +199,6 @@ class JudgeReport:
                 for run in self.controls
             ],
             "missing": dict(self.missing),
-            "arms": arms,
         }
 
 

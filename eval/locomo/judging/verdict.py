@@ -14,7 +14,8 @@ from enum import StrEnum
 class Verdict(StrEnum):
     """What a judge makes of an answer.
 
-    ``ABSTAINED``: the answer declines to answer. ``UNJUDGED``: no verdict was had; it is neither right nor wrong.
+    ``ABSTAINED``: the answer declines to answer. ``UNJUDGED``: no verdict was had, or the runs' verdicts agree on none;
+    it is neither right nor wrong.
     """
 
     CORRECT = "correct"

@@ -2,7 +2,7 @@
 
 from .comparison import Pair, compare
 from .comparison_tables import render, write_comparison
-from .measures import Measured, Run, read_run
+from .measures import Measured, Run
 from .page import BENCHES, write_report
 from .scores import read_object
 
@@ -13,7 +13,6 @@ __all__ = [
     "Run",
     "compare",
     "read_object",
-    "read_run",
     "render",
     "write_comparison",
     "write_report",

@@ -7,10 +7,10 @@ from typing import Any
 
 from . import commands
 from .charts import ROW_INCHES, Row, forest
-from .contents import ABSENT, Cell, Figure, Part, Section, Table, count, estimate, number, text
+from .contents import ABSENT, Cell, Figure, Missing, Part, Section, Table, count, estimate, number, share_of, text
 from .drawing import canvas, export
 from .palette import LIGHT, colour_of
-from .scores import ArmScore, arms_of, at_main_k, finite, main_k
+from .scores import ArmScore, arms_of, at_k, finite, main_k, spread
 
 IDS = {
     "all": "all ids",
@@ -24,14 +24,20 @@ IDS = {
 
 def accuracy(score: Mapping[str, Any]) -> Section:
     """Tables of all arms, charts of F1 and of the judge."""
-    arms = arms_of(score)
+    arms, k = arms_of(score), main_k(score)
     scored = [arm for arm in arms if arm.number("official_f1", "all") is not None]
     judged = [arm for arm in arms if arm.estimate("judge", mean="accuracy")]
     parts: list[Part] = []
-    parts += [_official_chart(scored), _official_table(scored)] if scored else [commands.ANSWERS]
-    parts += [_judge_chart(judged), _judge_table(judged), *_controls_table(score)] if judged else [commands.JUDGE]
+    parts += [_official_chart(at_k(scored, k), k), _official_table(scored)] if scored else [commands.ANSWERS]
+    parts += (
+        [_judge_chart(at_k(judged, k), k), _judge_table(judged), *_controls_table(score)]
+        if judged
+        else [commands.JUDGE]
+    )
     if any(arm.number(key) is not None for arm in arms for key in ("mem0_f1", "mem0_bleu1")):
         parts.append(_mem0_table(arms))
+    if reason := score.get("judge_refused"):
+        parts.append(Missing(f"The judge's verdicts ({reason} in the middle)", commands.JUDGE.command))
     lead = [
         "Three metrics that share a name or a range and nothing else: they are never put into one column. The official "
         "F1 is shown without an interval.",
@@ -44,15 +50,13 @@ def _names(arm: ArmScore) -> list[Cell]:
 
 
 def _official_table(arms: Sequence[ArmScore]) -> Table:
-    audited = any(arm.number("official_f1_audited") is not None for arm in arms)
     rows = [
         _names(arm)
-        + [number(arm.number("official_f1", key)) for key in IDS]
-        + ([number(arm.number("official_f1_audited"))] if audited else [])
+        + [share_of(arm.number("official_f1", key), arm.number("answered", key)) for key in IDS]
         + [count(arm.number("errors"))]
         for arm in arms
     ]
-    columns = ["Arm", "k", "n", *IDS.values(), *(["all, without audited errors"] if audited else []), "failed"]
+    columns = ["Arm", "k", "Asked", *IDS.values(), "failed"]
     return Table("Official LoCoMo F1, by category id", columns, rows)
 
 
@@ -65,17 +69,17 @@ def _judge_table(arms: Sequence[ArmScore]) -> Table:
             [
                 text(arm.name.label),
                 count(arm.name.k),
-                count(arm.number("judge", "n") or arm.number("n")),
+                count(arm.number("judge", "n")),
                 estimate(arm.estimate("judge", mean="accuracy")),
                 text(runs or None),
                 count(arm.number("judge", "abstained")),
                 count(arm.number("judge", "unjudged")),
+                count(arm.number("judge", "tied")),
             ]
         )
-    overs = {value.over for arm in arms if (value := arm.estimate("judge", mean="accuracy"))}
-    interval = "Wilson" if overs == {None} else "bootstrap over " + " or ".join(sorted(filter(None, overs)))
-    columns = ["Arm", "k", "n", "Accuracy", "Each run", "Abstained", "Unjudged"]
-    return Table(f"LLM judge, 95 % intervals: {interval}", columns, rows)
+    over = spread(arm.estimate("judge", mean="accuracy") for arm in arms)
+    columns = ["Arm", "k", "Answers", "Accuracy", "Each run", "Abstained", "Unjudged", "Tied"]
+    return Table(f"LLM judge, 95 % intervals{f' over {over}' if over else ''}", columns, rows)
 
 
 def _controls_table(score: Mapping[str, Any]) -> list[Table]:
@@ -91,7 +95,16 @@ def _controls_table(score: Mapping[str, Any]) -> list[Table]:
 
 
 def _mem0_table(arms: Sequence[ArmScore]) -> Table:
-    rows = [[*_names(arm), number(arm.number("mem0_f1")), number(arm.number("mem0_bleu1"))] for arm in arms]
+    rows = [
+        [
+            text(arm.name.label),
+            count(arm.name.k),
+            count(arm.number("mem0_answered")),
+            number(arm.number("mem0_f1")),
+            number(arm.number("mem0_bleu1")),
+        ]
+        for arm in arms
+    ]
     return Table(
         "Mem0's metrics (set overlap without stems; sentence BLEU): not the official F1",
         ["Arm", "k", "n", "Mem0 F1", "Mem0 BLEU-1"],
@@ -99,9 +112,8 @@ def _mem0_table(arms: Sequence[ArmScore]) -> Table:
     )
 
 
-def _official_chart(arms: Sequence[ArmScore]) -> Figure:
-    k, arms = main_k(arms), at_main_k(arms)
-    largest = max(arm.number("official_f1", key) or 0.0 for arm in arms for key in IDS)
+def _official_chart(arms: Sequence[ArmScore], k: int | None) -> Figure:
+    largest = max((arm.number("official_f1", key) or 0.0 for arm in arms for key in IDS), default=0.0)
     with canvas(0.9 + ROW_INCHES * len(arms)) as drawn:
         panels = drawn.subplots(1, len(IDS), sharey=True)
         for axes, (key, title) in zip(panels, IDS.items(), strict=True):
@@ -133,12 +145,8 @@ def _official_chart(arms: Sequence[ArmScore]) -> Figure:
         )
 
 
-def _judge_chart(arms: Sequence[ArmScore]) -> Figure:
-    rows = [
-        Row(arm.name, arm.name.label, value)
-        for arm in at_main_k(arms)
-        if (value := arm.estimate("judge", mean="accuracy"))
-    ]
+def _judge_chart(arms: Sequence[ArmScore], k: int | None) -> Figure:
+    rows = [Row(arm.name, arm.name.label, value) for arm in arms if (value := arm.estimate("judge", mean="accuracy"))]
     with canvas(0.75 + ROW_INCHES * len(rows)) as drawn:
         axes = drawn.subplots()
         forest(axes, rows)
@@ -147,5 +155,5 @@ def _judge_chart(arms: Sequence[ArmScore]) -> Figure:
             drawn,
             "judge",
             alt="Judge accuracy of every arm with its interval.",
-            caption=f"Judge accuracy at k = {main_k(arms)}, 95 % intervals. Hollow marks: facts at the head.",
+            caption=f"Judge accuracy at k = {k}, 95 % intervals. Hollow marks: facts at the head.",
         )

@@ -4,35 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from locomo.errors import ReportInputError
-from locomo.scoring.statistics import Interval, McNemar, bootstrap_paired_difference, mcnemar
+from locomo.scoring.statistics import Interval, McNemar, interval_of_difference, mcnemar
 
 from .arm_names import parse_arm
 from .measures import Measured, Run
 from .provenance import flatten
-from .scores import ArmScore
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A metric's name for a reader, where a score has its mean, and whether it says right or wrong."""
+    """A metric's name for a reader, and whether it says right or wrong."""
 
     title: str
-    path: tuple[str, ...]
     binary: bool = False
     digits: int = 3
 
 
 METRICS: Mapping[str, Metric] = {
-    "kl_answer": Metric("KL, answer tokens (nats)", ("kl_answer", "mean"), digits=4),
-    "kl_first": Metric("KL, first token (nats)", ("kl_first", "mean"), digits=4),
-    "top1_first": Metric("same first token", ("top1_first", "mean"), binary=True),
-    "nll": Metric("NLL (nats per token)", ()),
-    "forced_choice": Metric("forced choice", ("forced_choice", "mean"), binary=True),
-    "official_f1": Metric("official F1", ("official_f1", "all")),
-    "judge": Metric("judge accuracy", ("judge", "accuracy"), binary=True),
+    "kl_answer": Metric("KL, answer tokens (nats)", digits=4),
+    "kl_first": Metric("KL, first token (nats)", digits=4),
+    "top1_first": Metric("same first token", binary=True),
+    "nll_per_token": Metric("NLL (nats per token)"),
+    "forced_choice": Metric("forced choice", binary=True),
+    "official_f1": Metric("official F1"),
+    "judge": Metric("judge accuracy", binary=True),
 }
 
 
@@ -43,9 +40,9 @@ class Difference:
     Attributes
     ----------
     n
-        Questions that both runs have; None where the means are the scores' and nothing is paired.
+        Questions that both runs have the metric of; both means are over these.
     interval
-        Of ``second - first``, paired; None where nothing is paired.
+        Of ``second - first``, paired.
     discordant
         Of metrics that say right or wrong: in how many questions only one run was right, and McNemar's p.
     """
@@ -54,8 +51,8 @@ class Difference:
     metric: Metric
     first: float
     second: float
-    n: int | None = None
-    interval: Interval | None = None
+    n: int
+    interval: Interval
     discordant: McNemar | None = None
 
     @property
@@ -100,11 +97,10 @@ def _settings(first: Run, second: Run) -> list[tuple[str, str, str]]:
 
 
 def _differences(first: Run, second: Run) -> Iterator[Difference]:
-    mine, theirs = (run.score.get("arms") or {} for run in (first, second))
-    for arm in sorted(mine.keys() & theirs.keys(), key=parse_arm):
-        for key, metric in METRICS.items():
-            found = _paired(first, second, arm, key) or _unpaired(mine[arm], theirs[arm], arm, metric)
-            if found:
+    mine, theirs = ({at.arm for values in run.measures.values() for at in values} for run in (first, second))
+    for arm in sorted(mine & theirs, key=parse_arm):
+        for key in METRICS:
+            if found := _paired(first, second, arm, key):
                 yield found
 
 
@@ -121,13 +117,6 @@ def _paired(first: Run, second: Run, arm: str, key: str) -> Difference | None:
         sum(before) / len(shared),
         sum(after) / len(shared),
         len(shared),
-        bootstrap_paired_difference(after, before, [at.sample_id for at in shared]),
+        interval_of_difference(after, before, [at.sample_id for at in shared]),
         mcnemar([x == 1 for x in before], [x == 1 for x in after]) if metric.binary else None,
     )
-
-
-def _unpaired(first: Mapping[str, Any], second: Mapping[str, Any], arm: str, metric: Metric) -> Difference | None:
-    if not metric.path:
-        return None
-    one, other = (ArmScore(parse_arm(arm), values).number(*metric.path) for values in (first, second))
-    return None if one is None or other is None else Difference(arm, metric, one, other)

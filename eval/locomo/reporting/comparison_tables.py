@@ -9,6 +9,8 @@ from rich.console import Group
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from locomo.scoring.statistics import FEWEST_GROUPS
+
 from .arm_names import parse_arm
 from .comparison import Difference, Pair
 from .contents import ABSENT, Cell, Table, count, estimate, number, text
@@ -22,14 +24,14 @@ def comparison_tables(pair: Pair) -> Iterator[Table]:
     if pair.settings:
         rows = [[text(cell) for cell in row] for row in pair.settings]
         yield Table("Settings that differ", ("Setting", *names), rows)
-    columns = ["Arm", "k", "Metric", *names, "Difference, 95 %", "n", *(f"Only {name} right" for name in names), "p"]
+    columns = ["Arm", "k", "Metric", *names, "Difference, 95 %", "n", "Groups"]
+    columns += [*(f"Only {name} right" for name in names), "p"]
     yield Table(f"{names[1]} less {names[0]}", columns, [_row(difference) for difference in pair.differences])
 
 
 def _row(found: Difference) -> list[Cell]:
     name, digits = parse_arm(found.arm), found.metric.digits
     change = found.interval
-    difference = Estimate(found.difference, change.low, change.high, change.over) if change else None
     pairs = found.discordant
     return [
         text(name.label),
@@ -37,8 +39,9 @@ def _row(found: Difference) -> list[Cell]:
         text(found.metric.title),
         number(found.first, digits),
         number(found.second, digits),
-        estimate(difference, digits) if difference else number(found.difference, digits),
-        count(found.n) if found.n is not None else Cell("unpaired"),
+        estimate(Estimate(found.difference, change.low, change.high), digits),
+        count(found.n),
+        count(change.groups),
         count(pairs.only_first if pairs else None),
         count(pairs.only_second if pairs else None),
         number(pairs.p_value if pairs else None, 4),
@@ -47,22 +50,15 @@ def _row(found: Difference) -> list[Cell]:
 
 def notes(pair: Pair) -> list[str]:
     """What a reader must know of the intervals."""
-    intervals = [found.interval for found in pair.differences if found.interval]
-    said = []
-    if intervals:
-        over = " or ".join(sorted({interval.over for interval in intervals}))
-        said.append(
-            f"Paired: both runs on the same questions; n counts them. Intervals: 95 %, bootstrap over {over}. p: exact "
-            "McNemar test of the questions that only one run has right, which takes them as independent."
-        )
-    if len(intervals) < len(pair.differences):
-        said.append(
-            "Unpaired: the difference of the two scores' means, without an interval, where a run has no rows.jsonl or "
-            "the rows do not hold the metric."
-        )
     if not pair.differences:
-        said.append("The runs have no arm with a metric in common.")
-    return said
+        return ["The runs have no arm with a metric of the same question in common."]
+    over = " or ".join(sorted({found.interval.over for found in pair.differences}))
+    return [
+        "Paired: both means are over the questions of which both runs have the metric, spliced arms where they were "
+        f"spliced in both; n counts these. Intervals: 95 %, by Student's t over {over}, which Groups counts; none "
+        f"under {FEWEST_GROUPS}. p: exact McNemar test of the questions that only one run has right, which takes them "
+        "as independent."
+    ]
 
 
 def render(pairs: Sequence[Pair]) -> Group:

@@ -93,11 +93,19 @@ def count(value: float | None) -> Cell:
     return number(value, 0)
 
 
-def estimate(value: Estimate | None, digits: int = 3) -> Cell:
-    """A cell of a mean with its interval."""
+def estimate(value: Estimate | None, digits: int = 3, *, n: int | None = None) -> Cell:
+    """A cell of a mean with its interval, and with the number of its questions where that is not `n`."""
     if value is None:
         return Cell(ABSENT)
-    return Cell(format_number(value.mean, digits), value.mean, format_interval(value, digits))
+    differing = None if n is None or value.n is None or value.n == n else f"n = {value.n}"
+    small = ", ".join(filter(None, (format_interval(value, digits), differing)))
+    return Cell(format_number(value.mean, digits), value.mean, small or None)
+
+
+def share_of(value: float | None, n: float | None, digits: int = 3) -> Cell:
+    """A cell of a mean without an interval, with the number that it is of."""
+    cell = number(value, digits)
+    return cell if value is None or n is None else cell._replace(interval=f"n = {n:.0f}")
 
 
 def format_number(value: float, digits: int = 3) -> str:

@@ -9,7 +9,7 @@ from . import commands
 from .arm_names import parse_arm
 from .benches import Row, rows_of, value
 from .charts import ROW_INCHES
-from .contents import Figure, Part, Section, Table, format_number, number, text
+from .contents import Figure, Part, Section, Table, count, format_number, number, text
 from .drawing import canvas, export
 from .palette import LIGHT, colour_of
 
@@ -20,12 +20,31 @@ COSTS = {
 }
 
 
-def encoding(bench: Mapping[str, Any] | None) -> Section:
-    """Bars and a table from the file of `scripts/bench_encode`."""
+OF_A_RUN = {
+    "facts": "Facts",
+    "fact_tokens": "Fact tokens",
+    "tokens_prefilled": "Tokens prefilled",
+    "bytes": "Bytes",
+}
+
+
+def encoding(bench: Mapping[str, Any] | None, own: Mapping[str, Any] | None = None) -> Section:
+    """Bars and a table from the file of `scripts/bench_encode`, and what a run itself encoded, by policy."""
     rows = sorted(rows_of(bench), key=lambda row: parse_arm(f"splice/{row.get('policy')}"))
     lead = ["Paid once per fact, when it is stored, and not while anybody waits for an answer."]
     parts: list[Part] = [_bars(rows), _table(rows)] if rows else [commands.ENCODING]
+    policies = {policy: values for policy, values in (own or {}).items() if isinstance(values, Mapping)}
+    if policies:
+        parts.append(_of_a_run(policies))
     return Section("encoding", "Cost of encoding", lead, parts)
+
+
+def _of_a_run(policies: Mapping[str, Mapping[str, Any]]) -> Table:
+    rows = [
+        [text(policy), *(count(value(values, key)) for key in OF_A_RUN)]
+        for policy, values in sorted(policies.items(), key=lambda item: parse_arm(f"splice/{item[0]}"))
+    ]
+    return Table("What this run encoded, by policy", ["Policy", *OF_A_RUN.values()], rows)
 
 
 def _table(rows: Sequence[Row]) -> Table:

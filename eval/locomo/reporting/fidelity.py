@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from locomo.scoring.statistics import FEWEST_GROUPS
+
 from . import commands
 from .charts import ROW_INCHES, Line, Row, forest, lines
-from .contents import Figure, Section, Table, count, estimate, text
+from .contents import Figure, Part, Section, Table, count, estimate, text
+from .differences import paired_table
 from .drawing import canvas, export
-from .scores import ArmScore, Estimate, arms_of, main_k
+from .scores import ArmScore, Estimate, arms_of, main_k, spread
 
 KL_AXIS = "mean KL from full prefill, nats per answer token (log)"
 KL_DIGITS = 4
@@ -18,13 +21,13 @@ COLUMNS = {
     "kl_over_shuffle_floor": ("÷ floor of another order", 2),
     "kl_first": ("KL, first token (nats)", KL_DIGITS),
     "top1_first": ("Same first token", 3),
-    "nll_difference": ("ΔNLL (nats per token)", 3),
+    "nll_per_token_difference": ("ΔNLL (nats per token)", 3),
 }
 
 
 def fidelity(score: Mapping[str, Any]) -> Section:
     """A chart of all arms at one k, curves over k and over the length in front where there are several, a table."""
-    arms = [arm for arm in arms_of(score) if any(arm.estimate(key) for key in COLUMNS)]
+    arms, k = [arm for arm in arms_of(score) if any(arm.estimate(key) for key in COLUMNS)], main_k(score)
     lead = [
         "Reference: full prefill of the same ids. KL is KL(reference ‖ arm), teacher-forced over the gold answer. The "
         "noise floors change what should not matter: an arm within a floor's band is as close to full prefill as full "
@@ -32,23 +35,46 @@ def fidelity(score: Mapping[str, Any]) -> Section:
     ]
     if not arms:
         return Section("fidelity", "Fidelity to full prefill", lead, [commands.FIDELITY])
-    over = {value.over for arm in arms for key in COLUMNS if (value := arm.estimate(key)) and value.over}
-    if over:
-        lead.append(f"Intervals: 95 %, bootstrap over {' or '.join(sorted(over))}.")
-    charts = [chart for chart in (_arms_chart(arms), _k_chart(arms), _length_chart(arms)) if chart]
-    return Section("fidelity", "Fidelity to full prefill", lead, [*charts, _table(arms)])
+    lead.append(
+        "Of a spliced arm only what was wholly spliced counts; what was served otherwise stands in its column. Each "
+        "distribution is listed to so many tokens and the rest pooled, so that every KL is a lower bound, a large one "
+        "more so than a small one."
+    )
+    if over := spread(arm.estimate(key) for arm in arms for key in COLUMNS):
+        lead.append(f"Intervals: 95 %, by Student's t over {over}; none under {FEWEST_GROUPS}, nor where none differ.")
+    parts: list[Part] = [chart for chart in (_arms_chart(arms, k), _k_chart(arms), _length_chart(arms, k)) if chart]
+    parts.append(_table(arms))
+    if paired := paired_table(arms):
+        parts.append(paired)
+    return Section("fidelity", "Fidelity to full prefill", lead, parts)
 
 
 def _table(arms: Sequence[ArmScore]) -> Table:
     rows = [
-        [text(arm.name.label), count(arm.name.k), count(arm.number("n"))]
-        + [estimate(arm.estimate(key), digits) for key, (_, digits) in COLUMNS.items()]
+        [
+            text(arm.name.label),
+            count(arm.name.k),
+            count(arm.number("n")),
+            text(served_as(arm)),
+            count(n := arm.number("fidelity_measured")),
+            *(
+                estimate(arm.estimate(key), digits, n=None if n is None else int(n))
+                for key, (_, digits) in COLUMNS.items()
+            ),
+        ]
         for arm in arms
         if not _is_reference(arm)
     ]
-    return Table(
-        "Distance from full prefill, 95 % intervals", ["Arm", "k", "n", *(title for title, _ in COLUMNS.values())], rows
-    )
+    columns = ["Arm", "k", "Asked", "Served as", "n", *(title for title, _ in COLUMNS.values())]
+    return Table("Distance from full prefill, 95 % intervals", columns, rows)
+
+
+def served_as(arm: ArmScore) -> str | None:
+    """How its facts got into the prompts, with counts: ``spliced 3, text 197``; None where the score does not say."""
+    tiers = arm.values.get("tiers")
+    if not isinstance(tiers, Mapping):
+        return None
+    return ", ".join(f"{tier} {number}" for tier, number in tiers.items()) or None
 
 
 def _is_reference(arm: ArmScore) -> bool:
@@ -67,8 +93,7 @@ def _floors(arms: Sequence[ArmScore], k: int | None) -> list[tuple[ArmScore, Est
     return [(arm, value) for arm, value in _known(arms) if arm.name.floor and arm.name.k in (k, None)]
 
 
-def _arms_chart(arms: Sequence[ArmScore]) -> Figure | None:
-    k = main_k(arms)
+def _arms_chart(arms: Sequence[ArmScore], k: int | None) -> Figure | None:
     known = [(arm, value) for arm, value in _known(arms) if arm.name.k in (k, None)]
     if not known:
         return None
@@ -105,9 +130,8 @@ def _k_chart(arms: Sequence[ArmScore]) -> Figure | None:
         )
 
 
-def _length_chart(arms: Sequence[ArmScore]) -> Figure | None:
-    """Lines over the window's or the anchor list's length, at the k that most arms have."""
-    k = main_k(arms)
+def _length_chart(arms: Sequence[ArmScore], k: int | None) -> Figure | None:
+    """Lines over the window's or the anchor list's length, at one k."""
     series = _series(
         [(arm, value) for arm, value in _known(arms) if arm.name.k == k and arm.name.length is not None], by_k=False
     )

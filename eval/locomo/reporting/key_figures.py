@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .contents import format_number
-from .scores import finite
+from .contents import format_interval, format_number
+from .scores import Estimate, finite, interval_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +26,17 @@ class Bar:
             return f"target ≥ {self.at_least:g}"
         return None if self.at_most is None else f"target ≤ {self.at_most:g}"
 
-    def is_met_by(self, value: float) -> bool | None:
-        """Whether a value meets the target; None where there is none."""
+    def verdict_on(self, value: Estimate) -> str | None:
+        """``met`` or ``missed`` where the whole interval lies on one side of the target, else ``undecided``.
+
+        None without a target, or without an interval: a point decides nothing.
+        """
+        if self.target is None or value.low is None or value.high is None:
+            return None
         if self.at_least is not None:
-            return value >= self.at_least
-        return None if self.at_most is None else value <= self.at_most
+            return "met" if value.low >= self.at_least else "missed" if value.high < self.at_least else "undecided"
+        assert self.at_most is not None
+        return "met" if value.high <= self.at_most else "missed" if value.low > self.at_most else "undecided"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +44,12 @@ class KeyFigure:
     """A bar and what was measured."""
 
     bar: Bar
-    value: float
+    measured: Estimate
+
+    @property
+    def value(self) -> float:
+        """The figure alone."""
+        return self.measured.mean
 
     @property
     def text(self) -> str:
@@ -46,9 +57,14 @@ class KeyFigure:
         return format_number(self.value, self.bar.digits)
 
     @property
+    def interval(self) -> str | None:
+        """Its 95 % interval as shown; None where there is none."""
+        return format_interval(self.measured, self.bar.digits)
+
+    @property
     def verdict(self) -> str | None:
-        """``met`` or ``missed``; None where there is no target."""
-        return {True: "met", False: "missed", None: None}[self.bar.is_met_by(self.value)]
+        """As of `Bar.verdict_on`."""
+        return self.bar.verdict_on(self.measured)
 
 
 BARS = {
@@ -63,8 +79,12 @@ BARS = {
 
 
 def key_figures(score: Mapping[str, Any], benches: Mapping[str, Mapping[str, Any]]) -> list[KeyFigure]:
-    """Every known bar that the score or a benchmark's file has."""
+    """Every known bar that the score or a benchmark's file has, with what stands under ``<bar>_interval`` beside it."""
     measured: dict[str, Any] = {}
     for source in (*benches.values(), score):
         measured.update(source.get("bars") or {})
-    return [KeyFigure(bar, value) for name, bar in BARS.items() if (value := finite(measured.get(name))) is not None]
+    return [
+        KeyFigure(bar, Estimate(value, *interval_of(measured.get(f"{name}_interval"))))
+        for name, bar in BARS.items()
+        if (value := finite(measured.get(name))) is not None
+    ]

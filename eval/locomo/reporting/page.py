@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from .encoding import encoding
 from .fidelity import fidelity
 from .information import information
 from .key_figures import key_figures
-from .provenance import find, machine_of, model_of, provenance
+from .provenance import commit_of, differing_benches, embedder_of, machine_of, model_of, provenance
 from .published import published
 from .retrieval import retrieval
 from .speed import time_to_first_token
@@ -25,7 +26,11 @@ BENCHES = ("bench_ttft", "bench_throughput", "bench_encode")
 
 
 def write_report(
-    score: Mapping[str, Any], *, out: Path, benches: Mapping[str, Mapping[str, Any]] | None = None
+    score: Mapping[str, Any],
+    *,
+    out: Path,
+    benches: Mapping[str, Mapping[str, Any]] | None = None,
+    encoded: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write ``report.html`` and its PNGs into a folder; the same input gives the same bytes.
 
@@ -37,6 +42,9 @@ def write_report(
         The folder, made where it is absent.
     benches
         What the speed benchmarks wrote, under `BENCHES`' names; those absent leave a line that says how to make them.
+
+    encoded
+        What the run encoded, by policy.
 
     Returns
     -------
@@ -51,13 +59,14 @@ def write_report(
         If the folder cannot be written to.
     """
     benches = benches or {}
-    sections = sections_of(score, benches)
+    sections = sections_of(score, benches, encoded)
     page = (
         environment()
         .get_template("report.html.jinja")
         .render(
             title="LoCoMo: what was measured",
             facts=_facts(score),
+            notes=list(_notes(score, benches)),
             figures=key_figures(score, benches),
             sections=sections,
             conclusions=conclusions(score, benches),
@@ -72,17 +81,20 @@ def write_report(
     return target
 
 
-def sections_of(score: Mapping[str, Any], benches: Mapping[str, Mapping[str, Any]]) -> list[contents.Section]:
+def sections_of(
+    score: Mapping[str, Any], benches: Mapping[str, Mapping[str, Any]], encoded: Mapping[str, Any] | None = None
+) -> list[contents.Section]:
     """Everything measured, then what others published."""
     return [
-        provenance(score),
+        provenance(score, benches),
         fidelity(score),
         information(score),
         accuracy(score),
         retrieval(score),
+        *_audited(score),
         time_to_first_token(benches.get("bench_ttft")),
         throughput(benches.get("bench_throughput")),
-        encoding(benches.get("bench_encode")),
+        encoding(benches.get("bench_encode"), encoded),
         published(),
     ]
 
@@ -102,13 +114,49 @@ def environment() -> Environment:
     return made
 
 
+def _audited(score: Mapping[str, Any]) -> Iterator[contents.Section]:
+    """The tables of a run's figures once more, without the questions whose gold is known to be wrong."""
+    if not (audited := score.get("audited")):
+        return
+    audit = score.get("audit") or {}
+    without = {**score, **audited}
+    sections = (fidelity(without), information(without), accuracy(without), retrieval(without))
+    tables = [
+        replace(part, caption=f"Without audited errors: {part.caption}")
+        for section in sections
+        for part in section.parts
+        if isinstance(part, contents.Table)
+    ]
+    lead = f"All figures without the {audit.get('excluded', 0)} of these questions whose gold is known to be wrong."
+    best = f"Of the spliced arms, {audited.get('best_arm') or 'none'} is the nearest to full prefill."
+    yield contents.Section("audited", "Without audited errors", [lead, best], tables)
+
+
 def _facts(score: Mapping[str, Any]) -> list[str]:
-    """What stands under the title: model, questions, commit and machine, as far as they are known."""
-    counts = [values["n"] for values in (score.get("arms") or {}).values() if isinstance(values.get("n"), int)]
+    """What stands under the title: model, embedder, questions, commit and machine, as far as they are known."""
+    questions = score.get("questions") or {}
+    scored, wanted, conversations = (questions.get(name) for name in ("scored", "wanted", "conversations"))
+    of = f" of {wanted}" if wanted and wanted != scored else ""
     found = {
         "model": model_of(score),
-        "questions": str(max(counts)) if counts else None,
-        "commit": find(score, "commit"),
+        "embedder": embedder_of(score),
+        "questions": f"{scored}{of}" if scored is not None else None,
+        "conversations": conversations,
+        "commit": commit_of(score),
         "machine": machine_of(score),
     }
     return [f"{name} {value}" for name, value in found.items() if value]
+
+
+def _notes(score: Mapping[str, Any], benches: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """What a reader must know before the first figure."""
+    questions = score.get("questions") or {}
+    scored, wanted = questions.get("scored"), questions.get("wanted")
+    if scored is not None and wanted is not None and scored < wanted:
+        yield f"The run is unfinished: {scored} of {wanted} questions."
+    if reason := score.get("judge_refused"):
+        yield f"No answer counts as judged: {reason} before all were."
+    yield from differing_benches(score, benches)
+    for name, bench in benches.items():
+        if (bench.get("meta") or {}).get("finished") is False:
+            yield f"{name} was ended before it had measured everything."

@@ -26,22 +26,22 @@ def retrieval(score: Mapping[str, Any]) -> Section:
     return Section("retrieval", "Retrieval recall", lead, parts)
 
 
-def _depths(kinds: Mapping[str, Mapping[str, Any]]) -> list[int]:
-    return sorted({int(k) for values in kinds.values() for k in values})
+def _depths(kinds: Mapping[str, Any]) -> list[int]:
+    return sorted({int(k) for kind in KINDS for k in kinds.get(kind) or {}})
 
 
-def _table(recall: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Table:
+def _table(recall: Mapping[str, Mapping[str, Any]]) -> Table:
     order = list(reversed(KINDS))
     rows = [
-        [text(unit), count(k), *(number(finite((kinds.get(kind) or {}).get(str(k)))) for kind in order)]
+        [text(unit), count(k), count(finite(kinds.get("n"))), *(number(finite((kinds.get(kind) or {}).get(str(k)))) for kind in order)]
         for unit, kinds in recall.items()
         for k in _depths(kinds)
     ]
-    columns = ["Unit", "k", *(KINDS[kind][0].capitalize() for kind in order)]
+    columns = ["Unit", "k", "n", *(KINDS[kind][0].capitalize() for kind in order)]
     return Table("Recall of evidence among the first k units (0 to 1)", columns, rows)
 
 
-def _chart(recall: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Figure:
+def _chart(recall: Mapping[str, Mapping[str, Any]]) -> Figure:
     with canvas(3.0) as drawn:
         panels = drawn.subplots(1, len(recall), sharey=True, squeeze=False)[0]
         for axes, (unit, kinds) in zip(panels, recall.items(), strict=True):

@@ -20,8 +20,9 @@ def time_to_first_token(bench: Mapping[str, Any] | None) -> Section:
     """Curves, stacked parts and a table from the file of `scripts/bench_ttft`."""
     rows = sorted(rows_of(bench), key=lambda row: (str(row.get("case")), arm_of(row), value(row, "k") or 0))
     lead = [
-        "From the request's arrival to the first token, retrieval, assembly and splice included; arms interleaved, one "
-        "request at a time.",
+        "From sending the request to receiving the first token, by the client's clock, retrieval, assembly and splice "
+        "included; arms interleaved, one request at a time. Parts are means and add up to the mean; other is what the "
+        "server's own clocks do not account for, and may fall below zero where those overlap.",
     ]
     if not rows:
         return Section("ttft", "Time to first token", lead, [commands.TTFT])
@@ -35,9 +36,9 @@ def _cases(rows: Sequence[Row]) -> list[str]:
 
 
 def _table(rows: Sequence[Row]) -> Table:
-    columns = ["Arm", "k", "Facts", "p50, ms", "p95, ms", "Repeats", *(f"{part}, ms" for part in PARTS)]
+    columns = ["Arm", "k", "Facts", "p50, ms", "p95, ms", "Mean, ms", "Repeats", *(f"{part}, ms" for part in PARTS)]
     return Table(
-        "Time to first token and the mean of its parts",
+        "Time to first token, and means of its parts",
         columns,
         [
             [
@@ -46,6 +47,7 @@ def _table(rows: Sequence[Row]) -> Table:
                 text(row.get("case")),
                 number(value(row, "ttft_ms", "p50"), 1),
                 number(value(row, "ttft_ms", "p95"), 1),
+                number(value(row, "ttft_ms", "mean"), 1),
                 count(value(row, "ttft_ms", "repeats")),
                 *(number(value(row, "parts_ms", part), 2) for part in PARTS),
             ]
@@ -104,7 +106,7 @@ def _parts_charts(rows: Sequence[Row]) -> list[Figure]:
             for position, row in enumerate(group):
                 left = 0.0
                 for part, colour in PARTS.items():
-                    width = value(row, "parts_ms", part) or 0.0
+                    width = max(value(row, "parts_ms", part) or 0.0, 0.0)
                     axes.barh(
                         position,
                         width,
@@ -116,10 +118,10 @@ def _parts_charts(rows: Sequence[Row]) -> list[Figure]:
                         label=part if axes is panels[0] and position == 0 else None,
                     )
                     left += width
-                axes.annotate(
-                    f"{left:.1f}", (left, position), (4, 0), textcoords="offset points", va="center", fontsize=8
-                )
                 totals.append(left)
+                if (mean := value(row, "ttft_ms", "mean")) is not None:
+                    written, at = f"{mean:.1f}", (left, position)
+                    axes.annotate(written, at, (4, 0), textcoords="offset points", va="center", fontsize=8)
             axes.set_title(name.label)
             axes.set_yticks(range(len(group)), [f"k = {value(row, 'k') or 0:.0f}" for row in group])
             axes.invert_yaxis()
@@ -132,6 +134,7 @@ def _parts_charts(rows: Sequence[Row]) -> list[Figure]:
                 drawn,
                 "ttft_parts",
                 alt="Stacked bars of retrieval, assembly, splice, prefill and the rest, by arm and k.",
-                caption="What the time to first token is made of, new facts every time. Each arm has its own scale.",
+                caption="What the mean time to first token, which stands at the bar's end, is made of, new facts every "
+                "time. Each arm has its own scale.",
             )
         ]

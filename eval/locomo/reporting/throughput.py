@@ -8,7 +8,7 @@ from typing import Any
 from . import commands
 from .benches import Row, arm_of, rows_of, value
 from .charts import Line, lines
-from .contents import Figure, Section, Table, count, number, text
+from .contents import Figure, Section, Table, count, format_number, number, text
 from .drawing import canvas, export
 from .scores import Estimate
 
@@ -21,7 +21,8 @@ def throughput(bench: Mapping[str, Any] | None) -> Section:
     )
     lead = [
         "Closed loop: so many users, each sends its next request when the last is answered. Open loop: Poisson "
-        "arrivals at a rate, whether or not the server keeps up. Retrieval and splice are included.",
+        "arrivals at a rate, whether or not the server keeps up. Retrieval and splice are included. Below a rate: the "
+        "least and the most of its blocks.",
     ]
     if not rows:
         return Section("throughput", "Throughput", lead, [commands.THROUGHPUT])
@@ -39,14 +40,24 @@ def _table(rows: Sequence[Row]) -> Table:
                 text(row.get("load")),
                 count(value(row, "users")),
                 number(value(row, "rate_per_s"), 2),
-                number(value(row, "qps"), 2),
+                number(value(row, "qps"), 2)._replace(interval=_blocks(row)),
                 number(value(row, "ttft_ms", "p50"), 1),
-                number(value(row, "ttft_ms", "p95"), 1),
+                number(value(row, "ttft_ms", "p95"), 1)._replace(interval=_of_few(row)),
                 number(value(row, "arena_mib"), 1),
             ]
             for row in rows
         ],
     )
+
+
+def _blocks(row: Row) -> str | None:
+    least, most = value(row, "qps_min"), value(row, "qps_max")
+    return None if least is None or most is None else f"{format_number(least, 2)} to {format_number(most, 2)}"
+
+
+def _of_few(row: Row) -> str | None:
+    times = row.get("ttft_ms")
+    return "of few requests" if isinstance(times, Mapping) and times.get("p95_of_few") else None
 
 
 def _lines(rows: Sequence[Row], x: str, *y: str) -> list[Line]:

@@ -12,7 +12,7 @@ from locomo.retrieval.ranking import Asked, Search, Thread
 from locomo.retrieval.units import Unit
 from locomo.retrieval.variants import Variant, within_tokens
 from locomo.scoring.recall import DEFAULT_KS, Recall, covered_turns, mean, repaired_recall
-from locomo.scoring.statistics import Interval, bootstrap_paired_difference
+from locomo.scoring.statistics import Interval, interval_of_difference
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Outcome(NamedTuple):
 
     def difference(self, other: Outcome, k: int) -> Interval:
         """All-evidence recall at k less that of `other`, with its interval over conversations."""
-        return bootstrap_paired_difference(self.column(k), other.column(k), self.samples)
+        return interval_of_difference(self.column(k), other.column(k), self.samples)
 
 
 def remembering(search: Search) -> Search:

@@ -11,6 +11,7 @@ from locomo.retrieval.latency import Latency
 from locomo.retrieval.measure import Outcome
 from locomo.retrieval.units import UnitKind
 from locomo.scoring.recall import Recall, RecallTable
+from locomo.scoring.statistics import interval_json
 
 Row = dict[str, Any]
 
@@ -78,15 +79,18 @@ def _differences(outcome: Outcome, baseline: Outcome) -> dict[str, Any] | None:
     if baseline is outcome:
         return None
     intervals = {str(k): outcome.difference(baseline, k) for k in outcome.recalls}
-    return {k: {"mean": i.estimate, "interval": [i.low, i.high], "over": i.over} for k, i in intervals.items()}
+    return {
+        k: {"mean": i.estimate, "interval": interval_json(i), "over": i.over, "groups": i.groups}
+        for k, i in intervals.items()
+    }
 
 
 def _difference(row: Row) -> str:
     if row["difference"] is None:
         return "-"
     at = row["difference"]["10"]
-    low, high = at["interval"]
-    return f"{100 * at['mean']:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}] on {row['baseline']}"
+    interval = " [{:+.1f}, {:+.1f}]".format(*(100 * end for end in at["interval"])) if at["interval"] else ""
+    return f"{100 * at['mean']:+.1f}{interval} on {row['baseline']}"
 
 
 def _cost(ms: Mapping[str, float] | None) -> str:

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import inf
 from typing import Any
 
 from locomo.errors import ScoringError
 from locomo.scores.rows import Figures, Key
-from locomo.scoring.statistics import Interval, bootstrap_mean, bootstrap_ratio_of_sums
+from locomo.scoring.statistics import Interval, interval_json, interval_of_mean, interval_of_ratio
 
 Estimate = dict[str, Any]
-"""``{"mean", "interval": [low, high], "over", "n"}``; ``n`` counts the questions that it is of."""
+"""``{"mean", "interval": [low, high] or null, "over", "groups", "n"}``.
+
+``n`` counts the questions that it is of, ``groups`` the conversations (or questions, by ``over``) that the interval
+takes to vary.
+"""
+
+POSITIVE = (0.0, inf)
+SHARE = (0.0, 1.0)
 
 
-def mean(figures: Figures) -> Estimate | None:
-    """Mean over the questions that have the figure; None where none has."""
+def mean(figures: Figures, *, within: tuple[float, float] = (-inf, inf)) -> Estimate | None:
+    """Mean over the questions that have the figure, which can only lie `within`; None where none has."""
     if not figures:
         return None
-    return _estimate(bootstrap_mean(list(figures.values()), _samples(figures)), len(figures))
+    return _estimate(interval_of_mean(list(figures.values()), _samples(figures), within=within), len(figures))
 
 
 def mean_difference(figures: Figures, reference: Figures) -> Estimate | None:
@@ -32,7 +40,7 @@ def ratio(numerator: Figures, denominator: Figures) -> Estimate | None:
         return None
     below = [denominator[key] for key in shared]
     try:
-        interval = bootstrap_ratio_of_sums(list(shared.values()), below, _samples(shared))
+        interval = interval_of_ratio(list(shared.values()), below, _samples(shared))
     except ScoringError:  # of finite columns of one length: the denominators sum to zero
         return None
     return _estimate(interval, len(shared))
@@ -45,7 +53,8 @@ def _samples(figures: Mapping[Key, float]) -> list[str]:
 def _estimate(interval: Interval, n: int) -> Estimate:
     return {
         "mean": interval.estimate,
-        "interval": [interval.low, interval.high],
+        "interval": interval_json(interval),
         "over": interval.over,
+        "groups": interval.groups,
         "n": n,
     }

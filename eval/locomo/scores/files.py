@@ -20,7 +20,12 @@ _DIGITS = 12
 
 @dataclass(frozen=True, slots=True)
 class QuestionScores:
-    """One line of ``scored.jsonl``: by arm, ``{"official_f1": 0 to 1, "judge": true, false or null}``."""
+    """One line of ``scored.jsonl``: by arm, the figures that the answer has, by their names in a comparison.
+
+    ``official_f1`` and ``judge`` (whether most verdicts found it correct) are of the answer; ``kl_answer``,
+    ``kl_first``, ``top1_first``, ``nll_per_token`` and ``forced_choice`` of its fidelity, of a splice arm only where
+    it was spliced.
+    """
 
     sample_id: str
     index: int
@@ -50,7 +55,7 @@ def write_score(path: Path, score: Mapping[str, Any]) -> None:
 
 
 def read_scored(folder: Path) -> dict[str, dict[Measured, float]]:
-    """``official_f1`` and ``judge`` of every answer, as a comparison of runs takes them; empty without the file.
+    """Every figure of every answer, as a comparison of runs takes them: by metric, then by question and arm.
 
     Raises
     ------
@@ -58,26 +63,24 @@ def read_scored(folder: Path) -> dict[str, dict[Measured, float]]:
         The file cannot be read.
     """
     path = folder / SCORED
-    if not path.exists():
-        return {}
-    found: dict[str, dict[Measured, float]] = {"official_f1": {}, "judge": {}}
+    found: dict[str, dict[Measured, float]] = {}
     try:
         with path.open(encoding="utf-8") as lines:
             for question in (QuestionScores(**json.loads(line)) for line in lines):
                 for metric, at, value in _measured(question):
-                    found[metric][at] = value
+                    found.setdefault(metric, {})[at] = value
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise RunError(f"cannot read {path} ({error}): score the run again") from error
-    return {metric: values for metric, values in found.items() if values}
+    return found
 
 
 def _measured(question: QuestionScores) -> Iterable[tuple[str, Measured, float]]:
     for arm, values in question.arms.items():
         at = Measured(question.sample_id, question.index, arm)
-        if (f1 := finite(values.get("official_f1"))) is not None:
-            yield "official_f1", at, f1
-        if isinstance(right := values.get("judge"), bool):
-            yield "judge", at, float(right)
+        for metric, value in values.items():
+            number = float(value) if isinstance(value, bool) else finite(value)
+            if number is not None:
+                yield metric, at, number
 
 
 def _rounded(value: Any) -> Any:

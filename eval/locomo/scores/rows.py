@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from locomo.dataset import Conversation, Question
@@ -33,8 +33,6 @@ class Entry:
         Raw text of the answer; None where there is none.
     tier
         How the facts got into the prompt; None where nothing was served.
-    ttft_ms
-        To the first token, milliseconds.
     fidelity
         As the row has it; empty where it was not measured.
     """
@@ -42,7 +40,6 @@ class Entry:
     question: Question
     prediction: str | None
     tier: str | None
-    ttft_ms: float | None
     error: str | None
     fidelity: Mapping[str, Any]
 
@@ -87,6 +84,10 @@ class Arm:
             if values and all(finite(value) is not None for value in values)
         }
 
+    def forced_choice_chance(self) -> Figures:
+        """What guessing gets, for the questions of `forced_choice`: 1 over the number of choices."""
+        return {key: 1.0 / len(self.measured[key]["choices_nll"]) for key in self.forced_choice()}
+
 
 @dataclass(frozen=True, slots=True)
 class Rows:
@@ -107,6 +108,21 @@ class Rows:
     def arm(self, key: str) -> Arm | None:
         """The arm of that name and k, if the run has it."""
         return next((arm for arm in self.arms if arm.key == key), None)
+
+    def without(self, excluded: Collection[Key]) -> Rows:
+        """The rows of all other questions."""
+        return Rows(
+            config=self.config,
+            retrieved=[
+                (question, units)
+                for question, units in self.retrieved
+                if (question.sample_id, question.index) not in excluded
+            ],
+            arms=[
+                replace(arm, entries={key: entry for key, entry in arm.entries.items() if key not in excluded})
+                for arm in self.arms
+            ],
+        )
 
 
 def read_rows(folder: RunFolder, config: RunConfig, conversations: Sequence[Conversation]) -> Rows:
@@ -160,7 +176,6 @@ def _entries(name: str, rows: Sequence[tuple[Question, Mapping[str, Any]]], fold
             question,
             fields.get("prediction"),
             fields.get("tier"),
-            finite(fields.get("ttft_ms")),
             fields.get("error"),
             fields.get("fidelity") or {},
         )

@@ -7,30 +7,31 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from locomo.dataset import Category, Conversation
-from locomo.errors import RunError
+from locomo.errors import ConfigError, JudgeRefused, RunError
 from locomo.judging.judge import Judge
 from locomo.judging.report import JudgeItem, JudgeReport
-from locomo.judging.verdict import Verdict
-from locomo.reporting.arm_names import parse_arm
+from locomo.reporting.scores import usual_k
 from locomo.runs.config import RunConfig, sample
 from locomo.runs.folder import RunFolder
+from locomo.scores import estimates
 from locomo.scores.answers import answers_of, official_of
-from locomo.scores.fidelity import fidelity_of
+from locomo.scores.distance import distance_of
 from locomo.scores.files import QuestionScores, write_scored
-from locomo.scores.retrieval import recall_of
+from locomo.scores.paired import figures_of, paired_differences
+from locomo.scores.retrieval import all_evidence_at, recall_of
 from locomo.scores.rows import Arm, Figures, Rows, read_rows
 from locomo.scoring.audited import Audit
 
-BAR_K = 10
+RECALL_K = 10
+_OF_THE_BEST_ARM = ("kl_over_shuffle_floor", "share_of_information_kept")
 
 
 def score_run(
     folder: Path,
     conversations: Sequence[Conversation],
     *,
+    k: int | None = None,
     judge: Judge | None = None,
     judge_runs: int = 3,
     audit: Audit | None = None,
@@ -39,7 +40,8 @@ def score_run(
     """Score what a run has so far, and write ``score.json`` and ``scored.jsonl`` into its folder.
 
     The same rows, data and verdicts give the same bytes, in whatever order the rows were written. An answer that is
-    missing, failed or unjudged is counted and enters no mean.
+    missing, failed or unjudged is counted and enters no mean. Times are the benchmarks' to tell: a run's prompts stand
+    behind their relatives.
 
     Parameters
     ----------
@@ -47,80 +49,149 @@ def score_run(
         The run's, with ``config.json`` and ``rows.jsonl``.
     conversations
         The data file that the run was asked from: the golds are read from it.
+    k
+        Which arms compete for the bars; by default as of `locomo.reporting.scores.usual_k`.
     judge, judge_runs
         Who judges the answers, and how often each; without one the arms' ``judge`` is null.
     audit
-        Questions whose gold is known to be wrong; without one the audited figures are null.
+        Questions whose gold is known to be wrong; without one ``audited`` is null.
     data_sha256
         Of the data file in hex, kept in the score.
 
     Returns
     -------
     dict
-        ``{"bars", "best_arm", "arms", "recall", "judge", "questions", "audit", "config", "header"}``. The first two
-        bars are those of ``best_arm``: of the splice arms of retrieved facts at k = 10 the one with the least mean
-        ``kl_answer``.
+        ``{"k", "bars", "best_arm", "best_of", "arms", "recall", "judge", "judge_refused", "questions", "audit",
+        "audited", "config", "header"}``. The first two bars are those of ``best_arm``, each with its
+        ``<name>_interval``. ``audited`` has the same figures, from ``bars`` to ``recall``, without the questions of the
+        audit. Where the judge refused in the middle, ``judge`` is null and ``judge_refused`` says why.
 
     Raises
     ------
     RunError, ConfigError
-        The folder holds no run, or rows that do not fit the data.
+        The folder holds no run, rows that do not fit the data, or no arm at that k.
     JudgeError
-        The judge cannot be asked; nothing is written, and the verdicts had so far are kept.
+        The prompt or the verdicts' file cannot be used; nothing is written, and the verdicts had so far are kept.
     """
     run = RunFolder(folder)
     stored = run.read_config()
     if not {"config", "header"} <= stored.keys():
         raise RunError(f"{folder}/config.json is no run's config")
     config = RunConfig.from_json(stored["config"])
+    bar_k = _bar_k(config, k)
     rows = read_rows(run, config, conversations)
     official = {arm.key: official_of(arm) if config.answers else {} for arm in rows.arms}
-    judged = None if judge is None else _judged(judge, rows, official, conversations, runs=judge_runs)
-    excluded = None if audit is None else audit.excluded
-    verdicts = None if judged is None else judged.as_json(excluded=excluded or ())
-    arms = {
-        arm.key: {
-            "n": len(arm.entries),
-            **answers_of(arm, official[arm.key], excluded=excluded),
-            "judge": None if verdicts is None else verdicts["arms"].get(arm.key),
-            **fidelity_of(arm, rows),
-            **_counts(arm),
-        }
-        for arm in rows.arms
-    }
-    recall = recall_of(rows, conversations)
-    best = best_splice_arm(arms)
+    judged, refused = None, None
+    if judge is not None:
+        try:
+            judged = _judged(judge, rows, official, conversations, runs=judge_runs)
+        except JudgeRefused as error:
+            refused = str(error)
+    figures = _figures(rows, official, judged, conversations, k=bar_k)
     score: dict[str, Any] = {
-        "bars": {
-            "kl_over_shuffle_floor": _mean_of(arms, best, "kl_over_shuffle_floor"),
-            "share_of_information_kept": _mean_of(arms, best, "share_of_information_kept"),
-            "recall_all_at_10": recall.overall[BAR_K].all if recall and BAR_K in recall.overall else None,
-        },
-        "best_arm": best,
-        "arms": arms,
-        "recall": {config.units: recall.as_json()} if recall and recall.n else {},
-        "judge": None if verdicts is None else {key: value for key, value in verdicts.items() if key != "arms"},
+        "k": bar_k,
+        **figures,
+        "judge": None if judged is None else judged.as_json(),
+        "judge_refused": refused,
         "questions": {
             "scored": len(rows.retrieved),
             "wanted": len(sample(conversations, config)),
-            "recall": recall.n if recall else 0,
+            "conversations": len({question.sample_id for question, _ in rows.retrieved}),
             "data_sha256": data_sha256,
         },
         "audit": None if audit is None else _audit(audit, rows),
+        "audited": None
+        if audit is None
+        else _figures(rows.without(audit.excluded), official, judged, conversations, k=bar_k),
         "config": stored["config"],
         "header": stored["header"],
     }
     return write_scored(folder, score, _by_question(rows, official, judged))
 
 
-def best_splice_arm(arms: Mapping[str, Mapping[str, Any]]) -> str | None:
-    """Of the splice arms of retrieved facts at k = 10 the one with the least mean ``kl_answer``; None without any."""
-    distances = {
-        key: figures["kl_answer"]["mean"]
-        for key, figures in arms.items()
-        if (name := parse_arm(key)).kind == "splice" and not name.oracle and name.k == BAR_K and figures["kl_answer"]
+def best_splice_arm(rows: Rows, k: int | None) -> tuple[str | None, dict[str, Any] | None]:
+    """Of the splice arms of retrieved facts at `k` the one with the least mean ``kl_answer``.
+
+    The means are over the questions that all these arms have, so that no arm is the best for having been spliced where
+    that was easy. An arm without any such figure does not compete.
+
+    Returns
+    -------
+    tuple
+        The arm, None where none competes or they share no question; and ``{"arms", "n"}``, who competed on how many
+        shared questions, None where nobody did.
+    """
+    found = {
+        arm.key: figures
+        for arm in rows.arms
+        if arm.name.kind == "splice"
+        and not arm.name.oracle
+        and arm.name.k == k
+        and (figures := arm.figure("kl_answer"))
     }
-    return min(distances, key=lambda key: (distances[key], key)) if distances else None
+    if not found:
+        return None, None
+    shared = set.intersection(*(set(figures) for figures in found.values()))
+    chosen_from = {"arms": list(found), "n": len(shared)}
+    if not shared:
+        return None, chosen_from
+    totals = {key: sum(figures[at] for at in sorted(shared)) for key, figures in found.items()}
+    return min(totals, key=lambda key: (totals[key], key)), chosen_from
+
+
+def _bar_k(config: RunConfig, wanted: int | None) -> int | None:
+    names = config.parsed_arms()
+    if wanted is not None and wanted not in {name.k for name in names}:
+        raise ConfigError(f"the run has no arm at k = {wanted}")
+    return usual_k(names) if wanted is None else wanted
+
+
+def _figures(
+    rows: Rows,
+    official: Mapping[str, Figures],
+    judged: JudgeReport | None,
+    conversations: Sequence[Conversation],
+    *,
+    k: int | None,
+) -> dict[str, Any]:
+    """Everything that is computed from single questions, for the questions of `rows`."""
+    official = {
+        arm.key: {key: value for key, value in official[arm.key].items() if key in arm.entries} for arm in rows.arms
+    }
+    asked = {(question.sample_id, question.index) for question, _ in rows.retrieved}
+    verdicts = {} if judged is None else judged.arms_json(among=asked)
+    arms = {
+        arm.key: {
+            "n": len(arm.entries),
+            **answers_of(arm, official[arm.key]),
+            "judge": verdicts.get(arm.key),
+            **distance_of(arm, rows),
+            **paired_differences(arm, rows, official),
+            **_counts(arm),
+        }
+        for arm in rows.arms
+    }
+    best, best_of = best_splice_arm(rows, k)
+    recall = recall_of(rows, conversations)
+    bars = {name: arms[best][name] if best else None for name in _OF_THE_BEST_ARM}
+    bars[f"recall_all_at_{RECALL_K}"] = estimates.mean(
+        all_evidence_at(RECALL_K, rows, conversations), within=estimates.SHARE
+    )
+    return {
+        "bars": _bars(bars),
+        "best_arm": best,
+        "best_of": best_of,
+        "arms": arms,
+        "recall": {rows.config.units: {**recall.as_json(), "n": recall.n}} if recall and recall.n else {},
+    }
+
+
+def _bars(found: Mapping[str, estimates.Estimate | None]) -> dict[str, Any]:
+    """Plain numbers, and each one's interval beside it."""
+    return {
+        **{name: estimate["mean"] if estimate else None for name, estimate in found.items()},
+        **{f"{name}_interval": estimate["interval"] if estimate else None for name, estimate in found.items()},
+    }
 
 
 def _judged(
@@ -140,22 +211,14 @@ def _judged(
 
 
 def _counts(arm: Arm) -> dict[str, Any]:
-    """Times and tiers of what was served, and what was not."""
+    """Tiers of what was served, and what was not."""
     entries = arm.entries.values()
-    times = [entry.ttft_ms for entry in entries if entry.ttft_ms is not None]
-    p50, p95 = (float(value) for value in np.percentile(times, [50, 95])) if times else (None, None)
     return {
-        "ttft_ms": {"p50": p50, "p95": p95, "n": len(times)},
         "tiers": dict(sorted(Counter(entry.tier for entry in entries if entry.tier is not None).items())),
         "errors": sum(entry.error is not None for entry in entries),
         "without_prediction": sum(entry.prediction is None for entry in entries),
         "fidelity_measured": len(arm.measured),
     }
-
-
-def _mean_of(arms: Mapping[str, Mapping[str, Any]], arm: str | None, figure: str) -> float | None:
-    estimate = None if arm is None else arms[arm][figure]
-    return None if estimate is None else estimate["mean"]
 
 
 def _audit(audit: Audit, rows: Rows) -> dict[str, int]:
@@ -164,21 +227,24 @@ def _audit(audit: Audit, rows: Rows) -> dict[str, int]:
 
 
 def _by_question(rows: Rows, official: Mapping[str, Figures], judged: JudgeReport | None) -> list[QuestionScores]:
-    """What the score knows of each answer alone; whether the judge found it right, as far as it has a verdict."""
+    """What the score knows of each answer alone; whether the judge found it right, as far as most runs agree."""
     right = {
-        (answer.item.arm, answer.item.question.sample_id, answer.item.question.index): answer.verdict is Verdict.CORRECT
+        (answer.item.arm, answer.item.question.sample_id, answer.item.question.index): answer.is_correct
         for answer in (judged.answers if judged else ())
-        if answer.verdict is not Verdict.UNJUDGED and answer.item.question.category is not Category.ADVERSARIAL
+        if answer.item.question.category is not Category.ADVERSARIAL
     }
-    return [
-        QuestionScores(
-            question.sample_id,
-            question.index,
-            {
-                arm.key: {"official_f1": official[arm.key][key], "judge": right.get((arm.key, *key))}
-                for arm in rows.arms
-                if (key := (question.sample_id, question.index)) in official[arm.key]
-            },
-        )
-        for question, _ in rows.retrieved
-    ]
+    by_arm = {arm.key: figures_of(arm, official[arm.key]) for arm in rows.arms}
+    scores = []
+    for question, _ in rows.retrieved:
+        key = (question.sample_id, question.index)
+        arms = {}
+        for arm, figures in by_arm.items():
+            values: dict[str, float | bool | None] = {
+                name: values[key] for name, values in figures.items() if key in values
+            }
+            if (verdict := right.get((arm, *key))) is not None:
+                values["judge"] = verdict
+            if values:
+                arms[arm] = values
+        scores.append(QuestionScores(*key, arms))
+    return scores

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Group
@@ -10,7 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from locomo.reporting.arm_names import parse_arm
+from locomo.reporting.scores import ArmScore, spread
 from locomo.scores.rows import SPLICED
+from locomo.scoring.statistics import FEWEST_GROUPS
 
 _ABSENT = "-"
 _ESTIMATES = {
@@ -19,7 +21,7 @@ _ESTIMATES = {
     "share_of_information_kept": ("info kept", 3),
     "forced_choice": ("choice", 3),
     "top1_first": ("top-1", 3),
-    "nll_difference": ("ΔNLL", 3),
+    "nll_per_token_difference": ("ΔNLL", 3),
 }
 _BARS = ("kl_over_shuffle_floor", "share_of_information_kept", "recall_all_at_10")
 
@@ -30,8 +32,8 @@ def render(score: Mapping[str, Any]) -> Group:
     judged = any(values["judge"] for values in arms.values())
     table = Table()
     table.add_column("arm", no_wrap=True)
-    numbers = ["n", *(title for title, _ in _ESTIMATES.values()), "F1", *(["judge"] if judged else [])]
-    for title in [*numbers, "TTFT p50/p95 ms"]:
+    numbers = ["asked", "n", *(title for title, _ in _ESTIMATES.values()), "F1", *(["judge"] if judged else [])]
+    for title in numbers:
         table.add_column(title, justify="right")
     table.add_column("tiers")
     table.add_column("failed", justify="right")
@@ -41,29 +43,34 @@ def render(score: Mapping[str, Any]) -> Group:
 
 
 def _row(key: str, values: Mapping[str, Any], *, judged: bool) -> list[str]:
-    cells = [key, str(values["n"])]
+    cells = [key, str(values["n"]), str(values["fidelity_measured"])]
     cells += [_estimate(values[name], digits) for name, (_, digits) in _ESTIMATES.items()]
     cells.append(_number(values["official_f1"]["all"], 3))
     if judged:
         cells.append(_number((values["judge"] or {}).get("accuracy"), 3))
-    times = values["ttft_ms"]
-    cells.append(f"{_number(times['p50'], 1)}/{_number(times['p95'], 1)}")
     cells.append(", ".join(f"{tier} {count}" for tier, count in values["tiers"].items()) or _ABSENT)
     return [*cells, str(values["errors"])]
 
 
 def _bars(score: Mapping[str, Any]) -> Iterator[str]:
-    best = score["best_arm"]
+    best, k, chosen_from = score["best_arm"], score["k"], score["best_of"]
     for name in _BARS:
         found = _number(score["bars"][name], 4)
         if name.startswith("recall"):
-            whose = f"of {score['questions']['recall']} questions with evidence"
+            whose = "of the questions with evidence"
         elif best is None:
-            whose = "no splice arm at k = 10 has the figure"
+            whose = (
+                f"no splice arm at k = {k} has the figure" if chosen_from is None else "no question that all arms have"
+            )
         else:
-            whose = f"of {best}, the splice arm at k = 10 with the least KL"
-            estimate = score["arms"][best][name]
-            found = _estimate(estimate, 4) if estimate else found
+            of = (
+                f" of {len(chosen_from['arms'])} on {chosen_from['n']} questions"
+                if len(chosen_from["arms"]) > 1
+                else ""
+            )
+            whose = f"of {best}, the splice arm at k = {k} with the least KL{of}"
+        if interval := score["bars"][f"{name}_interval"]:
+            found += f" {_interval(interval, 4)}"
         yield f"{name}: {found}  ({whose})"
 
 
@@ -76,20 +83,33 @@ def _notes(score: Mapping[str, Any]) -> Iterator[str]:
         if parse_arm(key).kind == "splice" and others:
             told = ", ".join(f"{count} {tier}" for tier, count in others.items())
             yield f"{key}: {sum(others.values())} of {values['n']} not spliced ({told}), left out of its fidelity"
-        if values["without_prediction"]:
+        if values["without_prediction"] and values["answered"]["all"]:
             yield f"{key}: {values['without_prediction']} of {values['n']} without an answer, left out of its F1"
-    overs = {estimate["over"] for values in score["arms"].values() for name in _ESTIMATES if (estimate := values[name])}
-    if overs:
-        yield f"[low, high]: 95 %, bootstrap over {' or '.join(sorted(overs))}"
+    over = spread(
+        ArmScore(parse_arm(key), values).estimate(name) for key, values in score["arms"].items() for name in _ESTIMATES
+    )
+    if over:
+        yield f"[low, high]: 95 %, by Student's t over {over}; none under {FEWEST_GROUPS}"
     if (audit := score["audit"]) is not None:
-        yield f"audited: {audit['excluded']} of these questions have a wrong gold"
+        yield f"audited: {audit['excluded']} of these questions have a wrong gold; without them:"
+        for name in _BARS:
+            bars = score["audited"]["bars"]
+            interval = bars[f"{name}_interval"]
+            yield f"  {name}: {_number(bars[name], 4)}{f' {_interval(interval, 4)}' if interval else ''}"
+    if score["judge_refused"]:
+        yield f"no verdicts: {score['judge_refused']}"
 
 
 def _estimate(estimate: Mapping[str, Any] | None, digits: int) -> str:
     if estimate is None:
         return _ABSENT
-    low, high = estimate["interval"]
-    return f"{estimate['mean']:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
+    interval = f" {_interval(estimate['interval'], digits)}" if estimate["interval"] else ""
+    return f"{estimate['mean']:.{digits}f}{interval}"
+
+
+def _interval(interval: Sequence[float], digits: int) -> str:
+    low, high = interval
+    return f"[{low:.{digits}f}, {high:.{digits}f}]"
 
 
 def _number(value: float | None, digits: int) -> str:

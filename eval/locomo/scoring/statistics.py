@@ -1,38 +1,51 @@
 """Intervals and tests for paired measurements on questions that cluster in conversations.
 
 Questions of one conversation share its people and its facts, so that an interval over questions alone would be too
-narrow: the bootstrap resamples conversations, each with all its questions (Field and Welsh 2007, "Bootstrapping
-clustered data", JRSS B 69(3)), and takes percentiles.
+narrow: what varies is the conversation, with all its questions. LoCoMo has ten, too few for a bootstrap, whose 95 %
+intervals hold the true mean in 81 % of the cases at five conversations and in 90 % at ten. Student's t on what the
+conversations add up to has no such shortfall: of a mean, the t interval of a ratio estimator (Cochran 1977, "Sampling
+Techniques", equation 6.13), which is the t interval of the conversations' means where each has as many questions; of a
+ratio of two sums, Fieller's interval (Fieller 1954, "Some problems in interval estimation", JRSS B 16(2)).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import comb, sqrt
-from statistics import NormalDist
+from math import comb, inf, sqrt
 from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.stats import t as student
 
 from locomo.errors import ScoringError
 
-RESAMPLES = 2000
+FEWEST_GROUPS = 5
+"""With fewer conversations there is no interval: their spread is not known from so few."""
+
+_CONFIDENCE = 0.95
+_NO_SPREAD = 1e-12
 _Floats = NDArray[np.float64]
 
 
 class Interval(NamedTuple):
     """An estimate with its 95 % interval.
 
-    ``over`` says what was resampled: ``"questions"`` where there is one conversation only. ``resamples`` counts those
-    in which the figure was defined; fewer than were drawn means that the figure's denominator vanished in the others.
+    ``low`` and ``high`` are None where there is none: under `FEWEST_GROUPS` groups, where the groups do not differ at
+    all, or where a ratio's denominator may be zero. ``groups`` counts what was taken to vary, which ``over`` names:
+    ``"questions"`` where there is one conversation only.
     """
 
     estimate: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
     over: Literal["conversations", "questions"]
-    resamples: int
+    groups: int
+
+
+def interval_json(interval: Interval) -> list[float] | None:
+    """``[low, high]``, or None where there is no interval."""
+    return None if interval.low is None or interval.high is None else [interval.low, interval.high]
 
 
 class McNemar(NamedTuple):
@@ -43,7 +56,9 @@ class McNemar(NamedTuple):
     p_value: float
 
 
-def bootstrap_mean(values: ArrayLike, samples: Sequence[str], *, resamples: int = RESAMPLES, seed: int = 0) -> Interval:
+def interval_of_mean(
+    values: ArrayLike, samples: Sequence[str], *, within: tuple[float, float] = (-inf, inf)
+) -> Interval:
     """Mean over questions.
 
     Parameters
@@ -52,9 +67,8 @@ def bootstrap_mean(values: ArrayLike, samples: Sequence[str], *, resamples: int 
         ``[n]``, one per question.
     samples
         ``[n]``, the conversation (`sample_id`) of each.
-    resamples, seed
-        How many draws, and the seed of their generator: the same seed draws the same conversations for every figure
-        over as many conversations.
+    within
+        Bounds of what the mean can be; the interval is cut to them.
 
     Raises
     ------
@@ -62,49 +76,46 @@ def bootstrap_mean(values: ArrayLike, samples: Sequence[str], *, resamples: int 
         There is no value, the lengths differ, or a value is not finite.
     """
     column = _column(values, samples)
-    return _bootstrap([column, np.ones_like(column)], samples, resamples, seed)
+    sums, counts, over = _grouped([column, np.ones_like(column)], samples)
+    groups, mean = len(sums), float(sums.sum() / counts.sum())
+    of_total = _half_width(sums - mean * counts, scale=float(np.abs(sums).sum()))
+    if of_total is None:
+        return Interval(mean, None, None, over, groups)
+    half = of_total / float(counts.sum())
+    return Interval(mean, max(mean - half, within[0]), min(mean + half, within[1]), over, groups)
 
 
-def bootstrap_paired_difference(
-    first: ArrayLike, second: ArrayLike, samples: Sequence[str], *, resamples: int = RESAMPLES, seed: int = 0
-) -> Interval:
-    """Mean over questions of ``first - second``; parameters and errors as of `bootstrap_mean`."""
-    return bootstrap_mean(_column(first, samples) - _column(second, samples), samples, resamples=resamples, seed=seed)
+def interval_of_difference(first: ArrayLike, second: ArrayLike, samples: Sequence[str]) -> Interval:
+    """Mean over questions of ``first - second``; parameters and errors as of `interval_of_mean`."""
+    return interval_of_mean(_column(first, samples) - _column(second, samples), samples)
 
 
-def bootstrap_ratio_of_sums(
-    numerator: ArrayLike, denominator: ArrayLike, samples: Sequence[str], *, resamples: int = RESAMPLES, seed: int = 0
-) -> Interval:
-    """``sum(numerator) / sum(denominator)`` over the same questions, resampled together.
+def interval_of_ratio(numerator: ArrayLike, denominator: ArrayLike, samples: Sequence[str]) -> Interval:
+    """``sum(numerator) / sum(denominator)`` over the same questions, both taken together from each conversation.
 
-    Raises
-    ------
-    ScoringError
-        As of `bootstrap_mean`, or the denominators sum to zero.
-    """
-    return _bootstrap([_column(numerator, samples), _column(denominator, samples)], samples, resamples, seed)
-
-
-def bootstrap_ratio_of_means(
-    numerator: ArrayLike, denominator: ArrayLike, samples: Sequence[str], *, resamples: int = RESAMPLES, seed: int = 0
-) -> Interval:
-    """``mean(numerator) / mean(denominator)``, where either may lack some questions.
-
-    A NaN says that the question was not measured; each mean is over what was. Without NaN this is
-    `bootstrap_ratio_of_sums`.
+    Fieller's interval holds every ratio r for which the conversations' sums of ``numerator - r * denominator`` do not
+    differ from zero by a t test. It is bounded only where the denominators themselves differ from zero by that test;
+    elsewhere there is no interval.
 
     Raises
     ------
     ScoringError
-        As of `bootstrap_ratio_of_sums`; infinities are refused, and a side of NaN alone.
+        As of `interval_of_mean`, or the denominators sum to zero.
     """
-    columns = []
-    for values in (numerator, denominator):
-        column = np.asarray(values, dtype=np.float64)
-        measured = ~np.isnan(column)
-        columns += [_column(np.where(measured, column, 0.0), samples), measured.astype(np.float64)]
-    above, counted_above, below, counted_below = columns
-    return _bootstrap([above, counted_above, below, counted_below], samples, resamples, seed)
+    above, below, over = _grouped([_column(numerator, samples), _column(denominator, samples)], samples)
+    groups, total_above, total_below = len(above), float(above.sum()), float(below.sum())
+    if abs(total_below) <= _NO_SPREAD * float(np.abs(below).sum()):
+        raise ScoringError("the denominators sum to zero")
+    ratio = total_above / total_below
+    if _half_width(above - ratio * below, scale=float(np.abs(above).sum())) is None:
+        return Interval(ratio, None, None, over, groups)
+    # Ratios r with (A - rB)^2 <= t^2 (var A - 2r cov + r^2 var B), A and B the two totals.
+    spread = _quantile(groups) ** 2 * groups * np.cov(above, below)
+    a, b, c = total_below**2 - spread[1, 1], total_above * total_below - spread[0, 1], total_above**2 - spread[0, 0]
+    if a <= 0:
+        return Interval(ratio, None, None, over, groups)
+    root = sqrt(max(b * b - a * c, 0.0))
+    return Interval(ratio, (b - root) / a, (b + root) / a, over, groups)
 
 
 def mcnemar(first: Sequence[bool], second: Sequence[bool]) -> McNemar:
@@ -124,57 +135,38 @@ def mcnemar(first: Sequence[bool], second: Sequence[bool]) -> McNemar:
     return McNemar(only_first, only_second, min(1.0, 2 * tail / 2**discordant))
 
 
-def wilson(successes: int, n: int, *, confidence: float = 0.95) -> tuple[float, float]:
-    """Score interval of a proportion (Wilson 1927); ``(0, 1)`` where nothing was tried.
-
-    Raises
-    ------
-    ScoringError
-        The successes are not between 0 and `n`.
-    """
-    if not 0 <= successes <= n:
-        raise ScoringError(f"{successes} successes of {n}")
-    if n == 0:
-        return 0.0, 1.0
-    z = NormalDist().inv_cdf(0.5 + confidence / 2)
-    share = successes / n
-    centre = (share + z * z / (2 * n)) / (1 + z * z / n)
-    half = z / (1 + z * z / n) * sqrt(share * (1 - share) / n + (z / (2 * n)) ** 2)
-    return max(0.0, centre - half), min(1.0, centre + half)
-
-
 def _column(values: ArrayLike, samples: Sequence[str]) -> _Floats:
     column = np.asarray(values, dtype=np.float64)
     if column.shape != (len(samples),):
         raise ScoringError(f"values of shape {column.shape} for {len(samples)} questions")
-    if not column.size:
+    if column.size == 0:
         raise ScoringError("no question to average over")
     if not np.isfinite(column).all():
         raise ScoringError(f"{int((~np.isfinite(column)).sum())} of {column.size} values are not finite")
     return column
 
 
-def _bootstrap(columns: Sequence[_Floats], samples: Sequence[str], resamples: int, seed: int) -> Interval:
-    """Bootstrap of ``c0 / c1``, or of ``(c0 / c1) / (c2 / c3)``, where ``ci`` is the total of column i."""
+def _grouped(
+    columns: Sequence[_Floats], samples: Sequence[str]
+) -> tuple[_Floats, _Floats, Literal["conversations", "questions"]]:
+    """Sums of two columns by conversation, or the columns themselves where there is one conversation."""
+    first, second = columns
     names, groups = np.unique(np.asarray(samples, dtype=np.str_), return_inverse=True)
-    over: Literal["conversations", "questions"] = "conversations"
     if len(names) == 1:
-        over, groups = "questions", np.arange(len(samples))
-    size = int(groups.max()) + 1
-    sums = np.stack([np.bincount(groups, weights=column, minlength=size) for column in columns])  # [column, group]
-    estimate = float(_ratio(sums.sum(axis=1, keepdims=True))[0])
-    if not np.isfinite(estimate):
-        raise ScoringError("the denominators sum to zero, or one side has no value")
-    rng = np.random.default_rng(seed)
-    draws = rng.multinomial(size, np.full(size, 1.0 / size), size=resamples).astype(np.float64)  # [resample, group]
-    drawn = _ratio(sums @ draws.T)
-    defined = drawn[np.isfinite(drawn)]
-    low, high = np.percentile(defined, [2.5, 97.5])
-    return Interval(estimate, float(low), float(high), over, len(defined))
+        return first, second, "questions"
+    sums = [np.zeros(len(names)), np.zeros(len(names))]
+    np.add.at(sums[0], groups, first)
+    np.add.at(sums[1], groups, second)
+    return sums[0], sums[1], "conversations"
 
 
-def _ratio(totals: _Floats) -> _Floats:
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = totals[0] / totals[1]
-        result: _Floats = ratio if len(totals) == 2 else ratio / (totals[2] / totals[3])
-        return result
+def _half_width(residuals: _Floats, *, scale: float) -> float | None:
+    """Half the interval of a total with these residuals, ``[group]``; None where there is no interval."""
+    groups = len(residuals)
+    if groups < FEWEST_GROUPS or float(np.abs(residuals).sum()) <= _NO_SPREAD * scale:
+        return None
+    return _quantile(groups) * sqrt(groups / (groups - 1) * float(residuals @ residuals))
+
+
+def _quantile(groups: int) -> float:
+    return float(student.ppf((1 + _CONFIDENCE) / 2, groups - 1))
