@@ -36,6 +36,9 @@ def serve(
         str | None, typer.Option(help="How facts are encoded: 'anchor:N', 'window:W' or 'ladder:N+N'.")
     ] = None,
     also_encode: Annotated[str | None, typer.Option(help="More policies to choose from, comma-separated.")] = None,
+    repair: Annotated[
+        str | None, typer.Option(help="Tokens of spliced facts to compute anew: 'none', 'first:M', 'last:N'.")
+    ] = None,
     embedder: Annotated[str | None, typer.Option(help="Sentence-transformers path or hub id.")] = None,
     arena_mib: Annotated[int | None, typer.Option(min=1, help="Memory for encoded facts, MiB.")] = None,
     strict_forgetting: Annotated[
@@ -61,6 +64,7 @@ def serve(
         "kv_dir": kv_dir,
         "policy": policy,
         "also_encode": also_encode,
+        "repair": repair,
         "embedder": embedder,
         "arena_mib": arena_mib,
         "strict_forgetting": strict_forgetting,

@@ -19,11 +19,12 @@ DIRECTIVE_KEY = "sgl_stateful"
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Prompt positions ``[start, end)`` that hold the fact encoded as ``encoding_id``."""
+    """Prompt positions ``[start, end)`` that hold the fact encoded as ``encoding_id``, from its token ``offset`` on."""
 
     encoding_id: EncodingId
     start: int
     end: int
+    offset: int = 0
 
     def __len__(self) -> int:
         return self.end - self.start
@@ -31,7 +32,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Splice:
-    """Serve ``spans`` (ascending) from the arena instead of prefilling them; text between them is prefilled.
+    """Serve ``spans`` (ascending) from the arena instead of prefilling them; tokens between them are computed in place.
 
     ``probe`` makes the scheduler report how far layer 0 of the spans is from the one kept under that name.
     ``fingerprint`` is of the weights that the encodings were made with.
@@ -85,7 +86,7 @@ Directive = Splice | Capture | KeepProbe
 
 
 def _spans(raw: list[list[Any]]) -> tuple[Span, ...]:
-    return tuple(Span(EncodingId(encoding_id), start, end) for encoding_id, start, end in raw)
+    return tuple(Span(EncodingId(encoding_id), start, end, offset) for encoding_id, start, end, offset in raw)
 
 
 def dump_directive(directive: Directive) -> str:
@@ -94,7 +95,7 @@ def dump_directive(directive: Directive) -> str:
         case Splice(spans, probe, fingerprint):
             body: dict[str, Any] = {
                 "op": "splice",
-                "spans": [[s.encoding_id, s.start, s.end] for s in spans],
+                "spans": [[s.encoding_id, s.start, s.end, s.offset] for s in spans],
                 "fingerprint": fingerprint,
             }
             if probe is not None:

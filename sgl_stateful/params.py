@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from sgl_stateful.directive import DIRECTIVE_KEY
 from sgl_stateful.errors import BadMemoryRequest, ForgedDirective
 from sgl_stateful.prompt import Order, Placement
+from sgl_stateful.repair import parse_repair
 
 MEMORY_KEY = "memory"
 MAX_FACTS = 1000
@@ -47,6 +48,9 @@ class MemoryParams(BaseModel):
         What to search for; by default the last user message (or the prompt).
     policy
         Which of the server's policies (``GET /v1/memory/status`` lists them); by default its first.
+    repair
+        Which tokens of spliced facts are computed anew: ``none``, ``first:M`` (of each fact), ``last:N`` (of the
+        block), ``first:M+last:N``; by default the server's.
     insert_at
         For prompts given as token ids: the position at which the facts go in.
     """
@@ -64,7 +68,15 @@ class MemoryParams(BaseModel):
     search: Search = "hybrid"
     query: str | None = None
     policy: str | None = None
+    repair: str | None = None
     insert_at: int = Field(0, ge=0, strict=True)
+
+    @field_validator("repair")
+    @classmethod
+    def _is_a_repair(cls, repair: str | None) -> str | None:
+        if repair is not None:
+            parse_repair(repair)
+        return repair
 
     @property
     def needs_query(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from memstore import Encoding, FactId, KVBlobs, MemStoreError, OwnerId, SearchHit
@@ -11,7 +11,8 @@ from sgl_stateful.directive import Directive, Span, Splice
 from sgl_stateful.encoding import Ladder
 from sgl_stateful.encoding.codec import FactCodec
 from sgl_stateful.params import MemoryParams
-from sgl_stateful.prompt import FactTokens, assemble, order_facts
+from sgl_stateful.prompt import Block, FactTokens, assemble, order_facts
+from sgl_stateful.repair import Repair
 from sgl_stateful.report import Report
 
 logger = logging.getLogger(__name__)
@@ -49,6 +50,7 @@ class PromptPlanner:
         self,
         params: MemoryParams,
         ladder: Ladder,
+        repair: Repair,
         hits: Sequence[SearchHit],
         *,
         head: Sequence[int],
@@ -77,11 +79,7 @@ class PromptPlanner:
             {"id": f.fact.id, "score": scores[f.fact.id], "encoded": f.fact.id in encodings} for f in ordered
         ]
         prompt = assemble(head=head, header=self._header, facts=ordered, footer=self._footer, tail=tail)
-        spans = tuple(
-            Span(encodings[block.fact.fact.id].id, block.start, block.end)
-            for block in prompt.blocks
-            if block.fact.fact.id in encodings
-        )
+        spans = _spans(prompt.blocks, encodings, repair, report)
         return Prepared(prompt.token_ids, Splice(spans, fingerprint=codec.fingerprint) if spans else None, salt, report)
 
     def _fit(self, hits: Sequence[SearchHit], other_tokens: int) -> tuple[list[SearchHit], int]:
@@ -121,3 +119,22 @@ class PromptPlanner:
                     chosen[fact.fact.id] = encoding
                     break
         return chosen
+
+
+def _spans(
+    blocks: Sequence[Block], encodings: Mapping[FactId, Encoding], repair: Repair, report: Report
+) -> tuple[Span, ...]:
+    """What is spliced of the facts that have an encoding; ``report`` receives the share that the repair takes."""
+    kept = repair.kept([block.end - block.start for block in blocks])
+    spans, repaired = [], 0
+    for block, tokens in zip(blocks, kept, strict=True):
+        if (encoding := encodings.get(block.fact.fact.id)) is None:
+            continue
+        repaired += block.end - block.start - len(tokens)
+        if tokens:
+            spans.append(Span(encoding.id, block.start + tokens.start, block.start + tokens.stop, tokens.start))
+    if repaired:
+        report.repaired_share = round(repaired / sum(block.end - block.start for block in blocks), 6)
+        if not spans:
+            report.reason = "repair_covers_all"
+    return tuple(spans)

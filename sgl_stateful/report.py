@@ -14,6 +14,7 @@ class Report:
     owner: str
     policy: str
     facts: list[dict[str, Any]]
+    repair: str = "none"
     not_encoded: int = 0
     dropped_for_length: int = 0
     reason: str | None = None
@@ -23,6 +24,7 @@ class Report:
     splice_ms: float = 0.0
     spliced_tokens: int = 0
     computed_tokens: int = 0
+    repaired_share: float = 0.0  # of the block's fact tokens, those computed anew by the repair
     tier: str = "text"
 
     def finish(self, scheduler: dict[str, Any] | None, *, prompt_tokens: int, cached_tokens: int) -> dict[str, Any]:
@@ -33,14 +35,18 @@ class Report:
             self.splice_ms = scheduler.get("splice_ms", 0.0)
             self.tier = scheduler.get("tier", "text")
             self.reason = scheduler.get("reason") or self.reason
+        if self.tier == "spliced" and self.repaired_share:
+            self.tier = "repaired"
         return {
-            "mode": "splice" if self.tier == "spliced" else ("off" if self.mode == "off" else "text"),
+            "mode": "splice" if self.tier in ("spliced", "repaired") else ("off" if self.mode == "off" else "text"),
             "requested_mode": self.mode,
             "tier": self.tier if self.facts else "none",
             "reason": self.reason,
             "degraded": self.degraded,
             "owner": self.owner,
             "policy": self.policy,
+            "repair": self.repair,
+            "repaired_share": self.repaired_share if self.tier == "repaired" else 0.0,
             "facts": self.facts,
             "not_encoded": self.not_encoded,
             "dropped_for_length": self.dropped_for_length,

@@ -27,6 +27,7 @@ from sgl_stateful.metrics import MemoryMetrics, process_metrics
 from sgl_stateful.params import MemoryParams
 from sgl_stateful.planner import Prepared, PromptPlanner
 from sgl_stateful.prompt import Tokenizer
+from sgl_stateful.repair import parse_repair
 from sgl_stateful.report import Report
 from sgl_stateful.retrieval import Retrieved, Retriever
 from sgl_stateful.salts import Salts
@@ -309,7 +310,8 @@ class MemoryService:
             known = ", ".join(self._ladders)
             raise BadMemoryRequest(f"custom_params.memory.policy: {name!r} is not served here; choose from {known}")
         found = retrieved or self._retriever.find_here(params, query)
-        report = Report(params.mode, params.owner, name, [], retrieve_ms=found.ms)
+        repair = parse_repair(params.repair or self.settings.repair)
+        report = Report(params.mode, params.owner, name, [], repair.name, retrieve_ms=found.ms)
         if found.failure is not None:
             report.degraded, report.reason = True, f"retrieval_failed: {found.failure}"
         started = time.perf_counter()
@@ -317,6 +319,7 @@ class MemoryService:
         prepared = self._planner.plan(
             params,
             ladder,
+            repair,
             found.hits,
             head=head,
             tail=tail,
@@ -349,6 +352,7 @@ class MemoryService:
             "fingerprint": self.codec.fingerprint,
             "embedder": self.store.embedder.fingerprint,
             "policies": list(self._ladders),
+            "repair": self.settings.repair,
             "encoder": {
                 "pending": self.encoder.pending(),
                 "error": self.encoder.error,

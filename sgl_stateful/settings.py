@@ -15,6 +15,7 @@ from memstore import InvalidLocation, MemStoreSettings
 from memstore.kv.session_files import FOLDER
 from memstore.location import directory_of
 from sgl_stateful.encoding import Ladder, parse_ladder
+from sgl_stateful.repair import parse_repair
 
 ENV_PREFIX = "SGL_STATEFUL_"
 
@@ -44,6 +45,9 @@ class StatefulSettings(BaseSettings):
         "ladder:0+4", description="How facts are encoded: 'anchor:N', 'window:W' or 'ladder:N+N+...' by rank."
     )
     also_encode: str = Field("", description="More policies, comma-separated, to choose from per request.")
+    repair: str = Field(
+        "none", description="Tokens of spliced facts to compute anew: 'none', 'first:M', 'last:N' or 'first:M+last:N'."
+    )
     header: str = Field(
         "Here is what was said in earlier conversations:\n",
         description="Text before the facts; it ends with a newline.",
@@ -92,6 +96,12 @@ class StatefulSettings(BaseSettings):
         except InvalidLocation as error:
             raise ValueError(str(error)) from None
         return memory
+
+    @field_validator("repair")
+    @classmethod
+    def _is_a_repair(cls, repair: str) -> str:
+        parse_repair(repair)
+        return repair
 
     @field_validator("header", "footer")
     @classmethod

@@ -20,14 +20,16 @@ logger = logging.getLogger(__name__)
 
 
 class FactPart(NamedTuple):
-    """The part of a fact that is spliced, at prompt positions ``[start, end)``, to the end of the fact or short of it.
+    """What is spliced of a fact, at prompt positions ``[start, end)``.
 
-    ``token_ids`` are the ids that the request has for the whole fact, which ends at ``fact_start + len(token_ids)``.
+    ``token_ids`` are the ids that the request has at ``[span_start, span_start + len(token_ids))``: those of the fact
+    from its token ``offset`` on. The part begins within them, and ends with them or before.
     """
 
     encoding_id: EncodingId
     token_ids: array[int]
-    fact_start: int
+    offset: int
+    span_start: int
     start: int
     end: int
 
@@ -78,10 +80,12 @@ class FactKV:
             else:
                 # Otherwise what is spliced most, and so never loaded again, would be the first to be evicted.
                 self._blobs.touch([part.encoding_id])
-            if rows is None or self.arena.token_ids(part.encoding_id) != part.token_ids:
+            wanted = slice(part.offset, part.offset + len(part.token_ids))
+            if rows is None or self.arena.token_ids(part.encoding_id)[wanted] != part.token_ids:
                 lost = True  # look at the others too: all that are damaged are found, and encoded again, at once
                 continue
-            pieces.append(rows[part.start - part.fact_start : part.end - part.fact_start])
+            first = part.offset - part.span_start
+            pieces.append(rows[part.start + first : part.end + first])
             positions.append(torch.arange(part.start, part.end))
         return None if lost else (torch.cat(pieces), torch.cat(positions))
 

@@ -73,7 +73,7 @@ class StatefulRadixCache(UnifiedRadixCache):
             state.virtual = array("q", bytes(8 * (splice.end - splice.start)))
             for span in splice.spans:
                 at = span.start - splice.start
-                state.virtual[at : at + len(span)] = virtual_ids(span.encoding_id, len(span))
+                state.virtual[at : at + len(span)] = virtual_ids(span.encoding_id, len(span), offset=span.offset)
         ids = array("q", key.token_ids)
         for span in splice.spans:
             if span.start >= len(ids):
@@ -130,7 +130,7 @@ class StatefulRadixCache(UnifiedRadixCache):
             return exact, "shorter_than_a_page"
         if not facts.accepts(splice.fingerprint):
             return exact, "weights_changed"
-        if missing := facts.missing([span.encoding_id for span in splice.spans]):
+        if missing := facts.missing(list(dict.fromkeys(span.encoding_id for span in splice.spans))):
             return exact, f"not_encoded:{len(missing)}"
         if end > len(params.key):  # the caller wants log probabilities of tokens inside the block
             return exact, "prompt_logprobs"
@@ -209,6 +209,7 @@ class StatefulRadixCache(UnifiedRadixCache):
             FactPart(
                 span.encoding_id,
                 tokens[span.start : span.end],
+                span.offset,
                 span.start,
                 max(span.start, start),
                 min(span.end, end),

@@ -18,15 +18,17 @@ _MASK = np.uint64(VIRTUAL_BIT - 1)
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
-def virtual_ids(encoding_id: str, num_tokens: int) -> array[int]:
-    """Ids of the tokens of one spliced fact.
+def virtual_ids(encoding_id: str, num_tokens: int, *, offset: int = 0) -> array[int]:
+    """Ids of tokens of one spliced fact.
 
     Parameters
     ----------
     encoding_id
         Content address of the encoding.
     num_tokens
-        Length of the fact.
+        How many.
+    offset
+        Tokens of the fact before them.
 
     Returns
     -------
@@ -39,7 +41,7 @@ def virtual_ids(encoding_id: str, num_tokens: int) -> array[int]:
     """
     base = np.uint64(xxhash.xxh3_64_intdigest(encoding_id.encode()))
     with np.errstate(over="ignore"):
-        x = base + _GOLDEN * np.arange(1, num_tokens + 1, dtype=np.uint64)
+        x = base + _GOLDEN * np.arange(offset + 1, offset + num_tokens + 1, dtype=np.uint64)
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         x = x ^ (x >> np.uint64(31))

@@ -10,6 +10,7 @@ from engines import RunningEngine
 from memstore import EncodingId, NewFact
 from sgl_stateful.directive import Capture, CaptureItem, KeepProbe, Span, Splice
 from sgl_stateful.engine_port import PrefillResult
+from sgl_stateful.repair import parse_repair
 
 pytestmark = pytest.mark.engine
 
@@ -63,6 +64,15 @@ class Prompt:
         )
         result = self.prefill(self.ids[: self.block_end], "capture", Capture(items, publish=False), top=0)
         assert result.scheduler["captured"] == len(items)
+
+    def repaired(self, repair: str, spans: Sequence[Span]) -> tuple[Span, ...]:
+        """What stays spliced of ``spans``, which are whole facts."""
+        kept = parse_repair(repair).kept([len(span) for span in spans])
+        return tuple(
+            Span(span.encoding_id, span.start + tokens.start, span.start + tokens.stop, tokens.start)
+            for span, tokens in zip(spans, kept, strict=True)
+            if tokens
+        )
 
     def _described(self, span: Span, number: int) -> dict[str, object]:
         return {
@@ -125,6 +135,37 @@ def test_facts_without_kv_are_computed_in_place(engine: RunningEngine, missing: 
     spliced = prompt.prefill(prompt.ids, "holes", Splice(spans))
     assert spliced.scheduler["spliced_tokens"] == spliced_tokens(engine, spans)
     assert max_difference(prompt.prefill(prompt.ids, "exact"), spliced) <= 1e-4
+
+
+@pytest.mark.parametrize("repair", ["first:3", "last:40", "first:5+last:60"])
+def test_a_block_of_exact_encodings_stays_exact_under_repair(engine: RunningEngine, repair: str) -> None:
+    """Wrong rows, positions or slots of what stays spliced would show: spans begin and end inside of facts."""
+    prompt = Prompt(engine, f"repair-{repair}", _FACTS)
+    prompt.capture()
+    spans = prompt.repaired(repair, prompt.spans)
+    found = prompt.prefill(prompt.ids, "repaired", Splice(spans))
+    assert found.scheduler["tier"] == "spliced"
+    assert found.scheduler["spliced_tokens"] == spliced_tokens(engine, spans) < spliced_tokens(engine, prompt.spans)
+    assert max_difference(prompt.prefill(prompt.ids, "exact"), found) <= 1e-4
+
+
+def test_a_repaired_block_and_a_spliced_one_never_find_each_other_s_kv(engine: RunningEngine) -> None:
+    prompt = Prompt(engine, "kinds", _FACTS)
+    encoded = Prompt(engine, "kinds", list(reversed(_FACTS)))  # approximate KV
+    encoded.capture()
+    by_text = dict(zip(reversed(_FACTS), encoded.spans, strict=True))
+    whole = [
+        Span(by_text[text].encoding_id, span.start, span.end) for text, span in zip(_FACTS, prompt.spans, strict=True)
+    ]
+    kinds = {repair: prompt.repaired(repair, whole) for repair in ("none", "first:3", "last:40")}
+    alone = {repair: prompt.prefill(prompt.ids, f"alone-{repair}", Splice(spans)) for repair, spans in kinds.items()}
+    assert max_difference(alone["none"], alone["first:3"]) > 0.01, "the test could not tell a leak"
+    assert max_difference(alone["none"], alone["last:40"]) > 0.01, "the test could not tell a leak"
+    for repair in ("last:40", "none", "first:3", "none"):  # all in one salt
+        found = prompt.prefill(prompt.ids, "shared", Splice(kinds[repair]))
+        assert max_difference(found, alone[repair]) <= 1e-4, repair
+    exact = prompt.prefill(prompt.ids, "cold")
+    assert max_difference(prompt.prefill(prompt.ids, "shared"), exact) <= 1e-4
 
 
 def test_a_plain_request_never_finds_spliced_kv(engine: RunningEngine) -> None:

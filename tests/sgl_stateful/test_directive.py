@@ -21,10 +21,10 @@ from sgl_stateful.directive import (
 
 @st.composite
 def ascending_spans(draw: st.DrawFn) -> tuple[Span, ...]:
-    edges = draw(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 9)), min_size=1, max_size=8))
+    edges = draw(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 9), st.integers(0, 9)), min_size=1, max_size=8))
     spans, at = [], 0
-    for number, (gap, length) in enumerate(edges):
-        spans.append(Span(EncodingId(f"{number:032x}"), at + gap, at + gap + length))
+    for number, (gap, length, offset) in enumerate(edges):
+        spans.append(Span(EncodingId(f"{number:032x}"), at + gap, at + gap + length, offset))
         at = spans[-1].end
     return tuple(spans)
 
@@ -55,7 +55,7 @@ def test_requests_without_a_directive(custom_params: Any) -> None:
 
 
 def splice_of(*bounds: tuple[int, int]) -> dict[str, str]:
-    return {DIRECTIVE_KEY: json.dumps({"op": "splice", "spans": [["aa", start, end] for start, end in bounds]})}
+    return {DIRECTIVE_KEY: json.dumps({"op": "splice", "spans": [["aa", start, end, 0] for start, end in bounds]})}
 
 
 def test_spans_may_touch_or_leave_gaps() -> None:

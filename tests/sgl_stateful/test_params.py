@@ -25,6 +25,7 @@ def test_defaults() -> None:
         "search": "hybrid",
         "query": None,
         "policy": None,
+        "repair": None,
         "insert_at": 0,
     }
 
@@ -42,6 +43,7 @@ def test_every_field_is_read() -> None:
         "search": "hybrid",
         "query": "what?",
         "policy": "window:2",
+        "repair": "first:3",
         "insert_at": 7,
     }
     assert parse(**given).model_dump() == given
@@ -76,6 +78,9 @@ def test_the_bounds_of_k_are_allowed(k: int) -> None:
         ("insert_at", 1.5),
         ("query", 3),
         ("policy", ["window:2"]),
+        ("repair", 3),
+        ("repair", "first:0"),
+        ("repair", "middle:2"),
         ("owner", None),
         ("owner", 12),
         ("threshold", 0.5),

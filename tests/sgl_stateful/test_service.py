@@ -75,6 +75,31 @@ async def test_spans_hold_the_encoded_facts_best_last(make_service: Make, blobs:
     await stopped(service)
 
 
+async def test_a_repair_takes_tokens_out_of_the_spans_and_says_how_many(make_service: Make) -> None:
+    service = make_service(repair="first:4")
+    await started(service)
+    whole, first, last = (prepare(service, repair=repair) for repair in ("none", None, "last:20"))
+    assert whole.token_ids == first.token_ids == last.token_ids
+    spans = [prepared.directive.spans for prepared in (whole, first, last) if isinstance(prepared.directive, Splice)]
+    lines = [len(text) + 1 for text in ("red kayak paddle rack", "red kayak paddle", "red kayak")]  # a byte is a token
+    assert [len(span) for span in spans[0]] == lines == [22, 17, 10]
+    assert [(span.start, span.end, span.offset) for span in spans[1]] == [
+        (span.start + 4, span.end, 4) for span in spans[0]
+    ]
+    # 20 tokens from the end: all 10 of the last fact, and 10 of the one before.
+    assert [(span.start, span.end, span.offset) for span in spans[2]] == [
+        (spans[0][0].start, spans[0][0].end, 0),
+        (spans[0][1].start, spans[0][1].end - 10, 0),
+    ]
+    assert whole.report.repaired_share == 0
+    assert first.report.repaired_share == pytest.approx(12 / 49, abs=1e-6)
+    assert last.report.repaired_share == pytest.approx(20 / 49, abs=1e-6)
+    assert (whole.report.repair, first.report.repair) == ("none", "first:4")
+    everything = prepare(service, repair="last:49")
+    assert (everything.directive, everything.report.reason) == (None, "repair_covers_all")
+    await stopped(service)
+
+
 async def test_text_mode_sends_the_same_ids_without_a_directive(make_service: Make) -> None:
     service = make_service()
     await started(service)
@@ -260,6 +285,16 @@ async def test_a_report_adds_up() -> None:
     assert sum(shown["tokens"][part] for part in ("cached", "spliced", "prefilled")) == 100
     assert (shown["mode"], shown["tier"], shown["reason"]) == ("splice", "spliced", None)
     assert shown["ms"] == {"retrieve": 1.235, "assemble": 0.0, "splice": 2.5}
+
+
+async def test_a_spliced_prompt_that_was_repaired_is_of_a_tier_of_its_own() -> None:
+    spliced = {"tier": "spliced", "spliced_tokens": 45, "computed_tokens": 15}
+    shown = report_of(repair="first:4", repaired_share=0.25).finish(spliced, prompt_tokens=100, cached_tokens=75)
+    assert (shown["mode"], shown["tier"], shown["repair"]) == ("splice", "repaired", "first:4")
+    assert shown["repaired_share"] == 0.25
+    assert shown["tokens"] == {"prompt": 100, "cached": 15, "spliced": 45, "prefilled": 40}
+    text = report_of(repair="first:4", repaired_share=0.25).finish({"tier": "text"}, prompt_tokens=9, cached_tokens=0)
+    assert (text["mode"], text["tier"], text["repaired_share"]) == ("text", "text", 0.0)
 
 
 async def test_the_schedulers_reason_comes_before_ours() -> None:

@@ -52,6 +52,11 @@ def test_a_longer_fact_begins_with_the_ids_of_a_shorter_one() -> None:
     assert virtual_ids("ab", 100)[:7] == virtual_ids("ab", 7)
 
 
+@given(st.integers(0, 40), st.integers(0, 40))
+def test_a_part_of_a_fact_has_the_ids_that_it_has_in_the_whole(offset: int, count: int) -> None:
+    assert list(virtual_ids("ab", count, offset=offset)) == expected("ab", offset + count)[offset:]
+
+
 def test_a_million_ids_of_one_encoding_are_different() -> None:
     assert len(np.unique(np.asarray(virtual_ids("c0ffee", 10**6)))) == 10**6
 
