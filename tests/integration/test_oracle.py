@@ -89,6 +89,20 @@ def test_a_spliced_prompt_equals_the_reference(oracle: Oracle, policy: str, plac
     assert splices.compare(asked, shifts={k // 2: 1}).max > 10 * _TOLERANCE
 
 
+@pytest.mark.parametrize("repair", ["first:4", "last:24", "first:3+last:30"])
+@pytest.mark.parametrize("policy", ["ladder:0+4", "window:16"])
+def test_a_repaired_prompt_equals_the_reference(oracle: Oracle, policy: str, repair: str) -> None:
+    splices = oracle.with_steps(2)
+    fact_ids = oracle.drawn(6)
+    asked = splices.ask(oracle.subject, "tail", fact_ids, policy=policy, repair=repair)
+    assert asked.served.report["tier"] == "repaired"
+    assert splices.compare(asked).max <= _TOLERANCE
+    whole = splices.ask(oracle.subject, "tail", fact_ids, policy=policy)
+    assert asked.spliced_tokens < whole.spliced_tokens
+    # What is computed anew must matter, or its place could be wrong unseen.
+    assert splices.compare(replace(asked, spliced=whole.spliced)).max > 10 * _TOLERANCE
+
+
 def test_other_facts_in_front_than_the_encoding_saw_are_rejected(oracle: Oracle) -> None:
     """The reference in which facts see the prompt that they are served in, as text would: far from what is served."""
     splices = oracle.with_steps(0)

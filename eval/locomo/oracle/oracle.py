@@ -51,8 +51,12 @@ class SpliceOracle:
         self._top = top
         self._steps = steps
 
-    def ask(self, subject: Subject, placement: Placement, fact_ids: Sequence[str], *, policy: str) -> Asked:
+    def ask(
+        self, subject: Subject, placement: Placement, fact_ids: Sequence[str], *, policy: str, repair: str = "none"
+    ) -> Asked:
         """Have facts served, in this order, in front of the subject's question.
+
+        ``repair`` says which of their tokens the server computes anew, as a request does.
 
         Raises
         ------
@@ -74,14 +78,16 @@ class SpliceOracle:
             [(fact.id, tokens[fact.id]) for fact in versions],
             owner=subject.owner,
             policy=policy,
+            repair=repair,
             steps=self._steps,
             top=self._top,
             vocab=self._reference.vocab_size,
         )
         spliced = tuple(
-            SplicedFact(start, start + len(seen.token_ids), seen.seen_ids)
-            for start, seen in zip(served.starts, chosen, strict=True)
-            if seen is not None
+            # What its encoding saw in front of a part of a fact is the rest of the fact, too.
+            SplicedFact(start + part.start, start + part.stop, (*seen.seen_ids, *seen.token_ids[: part.start]))
+            for start, seen, part in zip(served.starts, chosen, _spliced_parts(repair, served), strict=True)
+            if seen is not None and part
         )
         asked = Asked(served, spliced)
         if (told := served.report["tokens"]["spliced"]) != asked.spliced_tokens:
@@ -102,3 +108,13 @@ class SpliceOracle:
         log_probs = self._reference.log_probs(lay_out(asked.served.prompt_ids, facts), rows).numpy()
         distributions = asked.served.distributions
         return compare(distributions, log_probs, [distribution.position - first for distribution in distributions])
+
+
+def _spliced_parts(repair: str, served: Served) -> list[range]:
+    """The tokens of each fact that are not computed anew: not among the first M of the fact or the last N of all."""
+    counts = {"first": 0, "last": 0}
+    if repair != "none":
+        counts |= {kind: int(count) for kind, _, count in (part.partition(":") for part in repair.split("+"))}
+    ends = [*served.starts[1:], served.block_end]
+    stop = served.block_end - counts["last"]
+    return [range(counts["first"], min(end, stop) - start) for start, end in zip(served.starts, ends, strict=True)]

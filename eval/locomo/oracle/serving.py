@@ -111,6 +111,7 @@ class OracleClient:
         *,
         owner: str,
         policy: str,
+        repair: str,
         steps: int,
         top: int,
         vocab: int,
@@ -127,6 +128,7 @@ class OracleClient:
             The server did not splice, not the same facts both times, or the prompt is not the one that it was to be.
         """
         memory = {"owner": owner, "policy": policy, "facts": [fact_id for fact_id, _ in facts], "query": ""}
+        memory["repair"] = repair
         starts, block_end = [], len(template.head) + len(template.header)
         for _, ids in facts:
             starts.append(block_end)
@@ -149,7 +151,7 @@ class OracleClient:
         listed += enumerate(behind, start=block_end)
         reports = [answer["meta_info"]["memory"] for answer in answers]
         for report in reports:
-            if report["tier"] != "spliced":
+            if report["tier"] not in ("spliced", "repaired"):
                 raise OracleError(f"served as {report['tier']} and not spliced: {report['reason']}")
             if report["facts"] != reports[0]["facts"]:
                 raise OracleError("facts were encoded between two requests: ask once more")
