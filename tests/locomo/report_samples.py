@@ -65,7 +65,10 @@ def sample_score() -> dict[str, Any]:
             "mem0_bleu1": share(),
             "mem0_answered": draw.randrange(150),
             "judge": judge() if name.startswith(("text", "none")) else None,
-            **{key: estimate(share()) for key in ("kl_first", "kl_answer", "top1_first", "nll_per_token_difference")},
+            **{
+                key: estimate(share())
+                for key in ("kl_first", "kl_answer", "top1_first", "nll_per_token_difference", "unlisted_probability")
+            },
             **{key: estimate(share()) for key in ("share_of_information_kept", "forced_choice", "information_in_text")},
             "forced_choice_chance": share() / 9,
             "kl_over_shuffle_floor": estimate(share() * 3),
@@ -193,6 +196,13 @@ def sample_benches() -> dict[str, Any]:
             ],
         },
     }
+
+
+def with_interval(estimate: dict[str, Any], digits: int, *, n: int | None = None) -> str:
+    """As a cell has it; `n` is that of the row."""
+    low, high = estimate["interval"]
+    own = f", n = {estimate['n']}" if n not in (None, estimate["n"]) else ""
+    return f"{estimate['mean']:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]{own}"
 
 
 class ReadPage(HTMLParser):

@@ -54,6 +54,7 @@ def fidelity(arm: str, number: int) -> dict[str, Any] | None:
         "kl_first": [0.4, 0.2, 0.0, 9.0][number],
         "top1_first": number != 1,
         "kl_answer": KL_ANSWER[arm][number],
+        "unlisted": [0.01, 0.03, 0.05, 0.5][number],
         "nll": NLL[arm][number],
         "answer_tokens": TOKENS[number],
         "choices_nll": TIED if number == 1 else WON,
@@ -104,6 +105,8 @@ def write_run(
 ) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     header = {
+        "model_name": "SmolLM2-135M-Instruct",
+        "embedder": "all-MiniLM-L6-v2",
         "commit": "0123456789ab",
         "data_sha256": file_sha256(data),
         "machine": {"cpu": "Invented CPU", "cores": 2},

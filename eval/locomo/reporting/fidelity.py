@@ -22,6 +22,7 @@ COLUMNS = {
     "kl_first": ("KL, first token (nats)", KL_DIGITS),
     "top1_first": ("Same first token", 3),
     "nll_per_token_difference": ("ΔNLL (nats per token)", 3),
+    "unlisted_probability": ("Probability not listed", 4),
 }
 
 
@@ -37,8 +38,8 @@ def fidelity(score: Mapping[str, Any]) -> Section:
         return Section("fidelity", "Fidelity to full prefill", lead, [commands.FIDELITY])
     lead.append(
         "Of a spliced arm only what was wholly spliced counts; what was served otherwise stands in its column. Each "
-        "distribution is listed to so many tokens and the rest pooled, so that every KL is a lower bound, a large one "
-        "more so than a small one."
+        "distribution is listed to so many tokens and the rest pooled, so that every KL is a lower bound and a ratio "
+        "of two no bound; the last column of the table has what the arm's distributions leave unlisted, on the mean."
     )
     if over := spread(arm.estimate(key) for arm in arms for key in COLUMNS):
         lead.append(f"Intervals: 95 %, by Student's t over {over}; none under {FEWEST_GROUPS}, nor where none differ.")

@@ -33,7 +33,12 @@ def _depths(kinds: Mapping[str, Any]) -> list[int]:
 def _table(recall: Mapping[str, Mapping[str, Any]]) -> Table:
     order = list(reversed(KINDS))
     rows = [
-        [text(unit), count(k), count(finite(kinds.get("n"))), *(number(finite((kinds.get(kind) or {}).get(str(k)))) for kind in order)]
+        [
+            text(unit),
+            count(k),
+            count(finite(kinds.get("n"))),
+            *(number(finite((kinds.get(kind) or {}).get(str(k)))) for kind in order),
+        ]
         for unit, kinds in recall.items()
         for k in _depths(kinds)
     ]

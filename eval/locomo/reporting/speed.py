@@ -13,7 +13,11 @@ from .drawing import canvas, export, grid
 from .palette import LIGHT, PARTS
 from .scores import Estimate
 
-CASES = {"new": "new facts every time", "repeated": "the same facts again"}
+CASES = {
+    "new": "new facts every time",
+    "arena": "facts whose KV is in the arena, in a new prompt",
+    "repeated": "the same prompt again",
+}
 
 
 def time_to_first_token(bench: Mapping[str, Any] | None) -> Section:

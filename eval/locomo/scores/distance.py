@@ -24,7 +24,8 @@ def distance_of(arm: Arm, rows: Rows) -> dict[str, Any]:
     ``kl_over_shuffle_floor`` is the ratio of the means of ``kl_answer`` of the arm and of ``floor/shuffled`` at the
     same k and placement; the floor has the retrieved facts, so that arms with other facts have no such ratio, nor does
     the reference, whose distance is 0 by definition. ``forced_choice_chance`` is what guessing would get in the forced
-    choice: a question with fewer other answers to choose from than nine has more.
+    choice: a question with fewer other answers to choose from than nine has more. ``unlisted_probability`` is the mean
+    probability of all tokens that the arm's distributions do not list, whose share in a divergence is pooled.
     """
     reference = rows.arm(reference_of(arm.name, rows.config) or "")
     nothing = rows.arm("none")
@@ -36,6 +37,7 @@ def distance_of(arm: Arm, rows: Rows) -> dict[str, Any]:
     return {
         "kl_first": estimates.mean(arm.figure("kl_first"), within=estimates.POSITIVE),
         "kl_answer": estimates.mean(kl_answer, within=estimates.POSITIVE),
+        "unlisted_probability": estimates.mean(arm.figure("unlisted"), within=estimates.SHARE),
         "top1_first": estimates.mean(arm.figure("top1_first"), within=estimates.SHARE),
         "nll_per_token_difference": estimates.mean_difference(arm.figure("nll"), reference.figure("nll"))
         if reference
