@@ -8,6 +8,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 Positive = Annotated[int, Field(gt=0)]
 Seconds = Annotated[float, Field(gt=0)]
+Boost = Annotated[float, Field(ge=0, le=1)]
 
 REDIS_SCHEMES = ("redis", "rediss", "redis+sentinel", "rediss+sentinel")
 REDIS_PREFIX = r"^[A-Za-z0-9_.-]{1,64}$"
@@ -38,6 +39,12 @@ class MemStoreSettings(BaseSettings):
 
     near_duplicate_score: Annotated[float, Field(ge=-1, le=1)] = 0.95
     """Cosine similarity from which on a fact is reported as a near duplicate of another of the same speaker."""
+
+    month_boost: Boost = 0.1
+    """Weight, in a hybrid search, of being of a month that the query names; 0 is none."""
+
+    neighbour_boost: Boost = 0.2
+    """Weight, in a hybrid search, of the better one of the two facts beside a fact in its stream; 0 is none."""
 
     busy_timeout_s: Seconds = 30.0
     """How long a write waits for another writer."""

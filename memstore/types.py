@@ -94,7 +94,8 @@ class SearchHit(NamedTuple):
 
     fact: Fact
     score: float
-    """In [-1, 1]: cosine similarity, BM25 x as x / (1 + x), or a weighted sum of both, as the search asked for."""
+    """In [-1, 1], to compare facts of one search: cosine similarity, BM25 x as x / (1 + x), or what a hybrid search
+    makes of both (see `memstore.search.fusion` and `memstore.search.boosts`)."""
 
 
 class Addition(NamedTuple):

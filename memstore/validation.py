@@ -101,7 +101,7 @@ def validate_query(query: str, *, k: int, min_score: float | None) -> int:
     if not query.strip():
         raise InvalidQuery("query is empty: there is nothing to compare facts with")
     if min_score is not None and not (isinstance(min_score, int | float) and not math.isnan(min_score)):
-        raise InvalidQuery(f"min_score is {min_score!r}: pass a cosine similarity in [-1, 1] or None")
+        raise InvalidQuery(f"min_score is {min_score!r}: pass a score in [-1, 1] or None")
     return validate_count("k", k)
 
 

@@ -17,7 +17,7 @@ def fuse(nearest: Sequence[Neighbour], worded: Sequence[Neighbour], k: int) -> l
     The score is the convex combination ``0.8 * cosine + 0.2 * x / max(best x, 1)`` of the cosine similarity and of the
     BM25 value x, which is 0 for a fact that the words did not find; it lies in [-0.8, 1]. Unlike ranks, scores keep
     how far the best hits are from the others (Bruch, Gai and Ingber, "An Analysis of Fusion Functions for Hybrid
-    Retrieval", ACM TOIS 42(1), 2023, section 4).
+    Retrieval", ACM TOIS 42(1), 2023, section 4). What a search returns is boosted afterwards: `memstore.search.boosts`.
 
     Parameters
     ----------

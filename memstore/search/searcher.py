@@ -10,6 +10,7 @@ from memstore.embedding import Embedder, Vectors, unit_rows
 from memstore.errors import EmbeddingError, InvalidQuery, StoreBusy
 from memstore.lifecycle import Inserted, Lifecycle
 from memstore.records.base import RecordStore
+from memstore.search.boosts import Boosts
 from memstore.search.filters import FactFilter, parse_filter
 from memstore.search.vectors import Neighbour
 from memstore.search.views import OwnerView, SearchMode, Views
@@ -40,8 +41,9 @@ class Searcher:
         self._lifecycle = lifecycle
         self._embedder = embedder
         self._near_duplicate_score = settings.near_duplicate_score
+        boosts = Boosts(month=settings.month_boost, neighbour=settings.neighbour_boost)
         self._views = Views(
-            lambda owner: OwnerView(records, owner, embedder=embedder, reembed=lifecycle.reembed),
+            lambda owner: OwnerView(records, owner, embedder=embedder, reembed=lifecycle.reembed, boosts=boosts),
             max_open=settings.max_open_indexes,
             max_bytes=settings.max_index_bytes,
         )

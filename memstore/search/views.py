@@ -16,9 +16,11 @@ import numpy as np
 from memstore.embedding import Embedder, Vectors
 from memstore.errors import FeedGap, StoreBusy, StoreDamaged
 from memstore.records.base import OwnerHead, RecordStore, StoredVectors
+from memstore.search.boosts import Boosts, boosted
 from memstore.search.filters import AttributeIndex, FactFilter
 from memstore.search.fusion import fuse
 from memstore.search.keywords import KeywordIndex
+from memstore.search.streams import StreamIndex
 from memstore.search.vectors import Neighbour, VectorIndex
 from memstore.searchable import line_of, vectors_name
 from memstore.types import Change, ChangeKind, Fact, FactState, OwnerId
@@ -38,17 +40,20 @@ class SearchMode(StrEnum):
     VECTOR = "vector"
     KEYWORD = "keyword"
     HYBRID = "hybrid"
-    """Both, by a weighted sum of their scores."""
+    """Both, by a weighted sum of their scores, with what `memstore.search.boosts` adds."""
 
 
 class OwnerView:
     """The searchable state of one owner at one position of the feed; not thread-safe."""
 
-    def __init__(self, records: RecordStore, owner: OwnerId, *, embedder: Embedder, reembed: Reembed) -> None:
+    def __init__(
+        self, records: RecordStore, owner: OwnerId, *, embedder: Embedder, reembed: Reembed, boosts: Boosts
+    ) -> None:
         self._records = records
         self._owner = owner
         self._embedder = embedder
         self._reembed = reembed
+        self._boosts = boosts
         self._position = -1
         self._keywords: KeywordIndex | None = None
         self._clear()
@@ -58,12 +63,14 @@ class OwnerView:
 
     @property
     def nbytes(self) -> int:
-        """Memory that the view takes; of attributes an estimate."""
+        """Memory that the view takes; of attributes and streams an estimate."""
         size = self._vectors.nbytes + _VERSION_BYTES * len(self._versions)
         if self._keywords is not None:
             size += self._keywords.nbytes
         if self._attributes is not None:
             size += self._attributes.nbytes
+        if self._streams is not None:
+            size += self._streams.nbytes
         return size
 
     def close(self) -> None:
@@ -97,6 +104,8 @@ class OwnerView:
             self._keywords.remove(seqs)
         if self._attributes is not None:
             self._attributes.remove(seqs)
+        if self._streams is not None:
+            self._streams.remove(seqs)
 
     def search(
         self,
@@ -107,20 +116,27 @@ class OwnerView:
         k: int,
         where: FactFilter | None,
     ) -> list[Neighbour]:
-        """Return the min(k, matching) best facts; for keywords, only facts that have a word of `text` match."""
+        """Return the min(k, matching) best facts; for keywords, only facts that have a word of `text` match.
+
+        Boosts are for the best `_FUSION_DEPTH` (or k) of the fusion, from the scores of these alone: a fact that
+        `where` leaves out has none to give, and still stands between those that it stands between.
+        """
         allowed = None if where is None else self._attribute_index().matching(where)
         if mode is SearchMode.KEYWORD:
             return self._keyword_index().search(text, k, allowed=allowed)
         assert vector is not None, f"a {mode} search without a vector"
         if mode is SearchMode.VECTOR:
             return self._vectors.search(vector, k, allowed=allowed)
+        keywords, streams = self._hybrid_indexes()
         depth = max(k, _FUSION_DEPTH)
         nearest = self._vectors.search(vector, depth, allowed=allowed)
-        worded = self._keyword_index().search(text, depth, allowed=allowed)
+        worded = keywords.search(text, depth, allowed=allowed)
         lacking = {neighbour.seq for neighbour in worded}.difference(neighbour.seq for neighbour in nearest)
         if lacking:
             nearest += self._vectors.search(vector, len(lacking), allowed=np.array(sorted(lacking)))
-        return fuse(nearest, worded, k)
+        if streams is None:
+            return fuse(nearest, worded, k)
+        return boosted(fuse(nearest, worded, depth), k, query=text, streams=streams, boosts=self._boosts)
 
     def nearest(self, vectors: Vectors, k: int) -> list[list[Neighbour]]:
         """Return, for each of `vectors` `[n, dimension]`, the min(k, count) nearest facts."""
@@ -133,6 +149,7 @@ class OwnerView:
         self._versions: dict[int, int] = {}
         self._keywords = None
         self._attributes: AttributeIndex | None = None
+        self._streams: StreamIndex | None = None
 
     def _load(self, head: OwnerHead) -> None:
         # What changes after `head` was read is taken in once more with the next changes.
@@ -179,6 +196,8 @@ class OwnerView:
             self._keywords.add(list(current), [str(line_of(fact)) for fact in current.values()])
         if self._attributes is not None:
             self._attributes.add(list(current.values()))
+        if self._streams is not None:
+            self._streams.add(list(current.values()))
         self._position = changes[-1].position
         return True
 
@@ -233,10 +252,21 @@ class OwnerView:
 
     def _keyword_index(self) -> KeywordIndex:
         if self._keywords is None:
-            facts = self._all_facts()
-            self._keywords = KeywordIndex()
-            self._keywords.add([fact.seq for fact in facts], [str(line_of(fact)) for fact in facts])
+            self._keywords = _keywords_of(self._all_facts())
         return self._keywords
+
+    def _hybrid_indexes(self) -> tuple[KeywordIndex, StreamIndex | None]:
+        """Return the words, and the streams unless nothing is boosted; the facts are read once for both."""
+        if not any(self._boosts):
+            return self._keyword_index(), None
+        if self._streams is None:
+            facts = self._all_facts()
+            streams = StreamIndex()
+            streams.add(facts)
+            if self._keywords is None:
+                self._keywords = _keywords_of(facts)
+            self._streams = streams
+        return self._keyword_index(), self._streams
 
     def _attribute_index(self) -> AttributeIndex:
         if self._attributes is None:
@@ -244,6 +274,12 @@ class OwnerView:
             index.add(self._all_facts())
             self._attributes = index
         return self._attributes
+
+
+def _keywords_of(facts: Sequence[Fact]) -> KeywordIndex:
+    index = KeywordIndex()
+    index.add([fact.seq for fact in facts], [str(line_of(fact)) for fact in facts])
+    return index
 
 
 class _Entry:

@@ -54,18 +54,22 @@ def test_the_demo_conversation_from_the_command_line(tmp_path: Path) -> None:
     done = run("--data", demo_conversation_path(), "--cache", tmp_path / "cache", "--json", out, "--timed", "1")
     assert done.returncode == 0, done.stderr
     assert "observations" in done.stdout
-    assert "hybrid + neighbour 0.2" in done.stdout
+    assert "plain hybrid + neighbour 0.2" in done.stdout
     record: dict[str, Any] = json.loads(out.read_text())
     rows = {(row["units"], row["variant"]): row for row in record["rows"] if "variant" in row}
-    hybrid = rows["observations", "hybrid"]
+    served, plain = rows["observations", "served"], rows["observations", "plain hybrid"]
     assert record["bars"] == {
-        "recall_all_at_10": hybrid["recall"]["all"]["10"],
+        "recall_all_at_10": served["recall"]["all"]["10"],
         "recall_all_at_10_reference": rows["observations", "vector"]["recall"]["all"]["10"],
     }
     [conversation] = load(demo_conversation_path())
     counted = [question for question in conversation.questions if question.category != 5 and question.evidence]
     assert {row["n"] for row in rows.values()} == {len(counted)}
-    assert hybrid["difference"]["10"]["over"] == "questions"  # there is one conversation
+    assert plain["difference"]["10"]["over"] == "questions"  # there is one conversation
+    assert served["baseline"] == "plain hybrid"
+    # What the store adds is what the harness adds to its plain search.
+    for kind in UnitKind:
+        assert rows[kind, "served"]["recall"] == rows[kind, "plain hybrid + month 0.1 + neighbour 0.2"]["recall"]
     for row in rows.values():
         shares = [row["recall"][field][k] for field in ("all", "share", "any") for k in ("5", "10", "20", "50")]
         assert all(0 <= share <= 1 for share in shares)

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 import pytest
 
 from locomo.retrieval.index import Hit
-from locomo.retrieval.mentions import named_months, named_speaker
 from locomo.retrieval.ranking import (
     Asked,
     MonthBoost,
@@ -18,6 +17,7 @@ from locomo.retrieval.ranking import (
     ranked,
     with_neighbours,
 )
+from locomo.retrieval.speakers import named_speaker
 from locomo.retrieval.units import Unit
 from locomo.retrieval.variants import variants, within_tokens
 from memstore.search.views import SearchMode
@@ -58,28 +58,6 @@ def asked(question: str) -> Asked:
 )
 def test_a_speaker_is_named_where_it_is_the_only_one(question: str, named: str | None) -> None:
     assert named_speaker(question, ("Ada", "Bo")) == named
-
-
-@pytest.mark.parametrize(
-    ("question", "months"),
-    [
-        ("What did she do in May 2021?", [(5, 2021)]),
-        ("What did she do on May 3, 2021 and in June?", [(5, 2021), (6, None)]),
-        ("What did she do on 12 August?", [(8, None)]),
-        ("What did she do on March 3rd?", [(3, None)]),
-        ("Whom may she meet?", []),
-        ("May she march?", []),
-    ],
-)
-def test_months_are_named_alone_or_in_a_date(question: str, months: list[tuple[int, int | None]]) -> None:
-    assert [tuple(month) for month in named_months(question)] == months
-
-
-def test_a_month_without_a_year_is_that_of_any_year() -> None:
-    [month] = named_months("What happened in May?")
-    assert (month.matches(5, 2020), month.matches(5, 2021), month.matches(6, 2021)) == (True, True, False)
-    [month] = named_months("What happened in May 2021?")
-    assert (month.matches(5, 2020), month.matches(5, 2021)) == (False, True)
 
 
 def test_the_store_is_filtered_only_where_the_question_names_a_speaker() -> None:

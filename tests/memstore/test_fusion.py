@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from bigrams import BigramEmbedder
 
-from memstore import MemStore, NewFact
+from memstore import MemStore, MemStoreSettings, NewFact
 from memstore.search.fusion import fuse
 from memstore.search.vectors import Neighbour
 
@@ -47,9 +47,9 @@ def test_nothing_found_and_nothing_wanted() -> None:
 
 
 def test_what_only_the_words_found_has_its_true_cosine(tmp_path: Path) -> None:
-    embedder = BigramEmbedder()
+    embedder, unboosted = BigramEmbedder(), MemStoreSettings(month_boost=0, neighbour_boost=0)
     query, far = "planted a quince", "others planted one quince"
-    with MemStore(tmp_path, embedder=embedder) as store:
+    with MemStore(tmp_path, embedder=embedder, settings=unboosted) as store:
         store.add_many("ana", [*(NewFact(f"planted a quilt {number}") for number in range(200)), NewFact(far)])
         assert far not in [hit.fact.text for hit in store.search("ana", query, k=100)]
         [best] = store.search("ana", query, k=1, mode="hybrid")

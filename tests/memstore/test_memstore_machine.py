@@ -57,7 +57,7 @@ places = st.integers(0, 40)
 ticks = st.sampled_from([0, 0, 0, 1, 60])
 lives = st.sampled_from([None, None, None, 1, 60, 61])
 texts = st.lists(st.sampled_from(WORDS), min_size=1, max_size=3).map(" ".join)
-queries = texts | st.sampled_from(["Ana cello", "Eva 2023"])
+queries = texts | st.sampled_from(["Ana cello", "Eva 2023", "key in May 2023", "red of February"])
 streams = st.sampled_from(["", "D1"])
 speakers = st.sampled_from([None, "Ana", "Eva"])
 times = st.sampled_from([None, *(time for time in EVENT_TIMES if time)])
@@ -446,6 +446,24 @@ class Machine(RuleBasedStateMachine):
                 scores[seq] = total / (1 + total)
         return scores
 
+    def boosted(self, owner: str, query: str, fused: Mapping[int, float]) -> dict[int, float]:
+        """A tenth for the month that the query names, a fifth of the better fact beside in the stream, as means."""
+        time = {"key in May 2023": "2023-05-08", "red of February": "29 February 2024"}.get(query)
+        current = self.current(owner)
+        own = {
+            fact.seq: fused[fact.seq] if time is None else (fused[fact.seq] + 0.1 * (fact.time == time)) / 1.1
+            for fact in current
+            if fact.seq in fused
+        }
+        least, scores = min(own.values(), default=0.0), {}
+        for stream in ("", "D1"):
+            seqs = [fact.seq for fact in current if fact.stream == stream]
+            lent = [least, *(own.get(seq, least) for seq in seqs), least]
+            for place, seq in enumerate(seqs):
+                if seq in own:
+                    scores[seq] = (own[seq] + 0.2 * max(lent[place], lent[place + 2])) / 1.2
+        return scores
+
     def check_hits(self, hits: list[SearchHit], scores: Mapping[int, float]) -> None:
         ranks = [(-hit.score, hit.fact.seq) for hit in hits]
         assert ranks == sorted(set(ranks))
@@ -482,7 +500,8 @@ class Machine(RuleBasedStateMachine):
             words = {seq: score / (1 - score) for seq, score in self.bm25(owner, query).items() if seq in passing}
             norm = max([1.0, *words.values()])
             cosines = self.cosines(owner, query)
-            scores = {seq: 0.8 * cosines[seq] + 0.2 * words.get(seq, 0.0) / norm for seq in passing}
+            fused = {seq: 0.8 * cosines[seq] + 0.2 * words.get(seq, 0.0) / norm for seq in passing}
+            scores = self.boosted(owner, query, fused)
         else:
             scores = self.cosines(owner, query) if mode == "vector" else self.bm25(owner, query)
             scores = {seq: score for seq, score in scores.items() if seq in passing}

@@ -15,8 +15,9 @@ from locomo.errors import RequestRefused, ServerFailed
 from locomo.judging.client import Patience
 from locomo.reporting.arm_names import ArmName
 from locomo.retrieval.index import UnitIndex
-from locomo.retrieval.units import Unit
+from locomo.retrieval.units import Unit, UnitText
 from memstore.embedding import Embedder
+from memstore.search.views import SearchMode
 
 
 class OpenAIEndpoint:
@@ -51,7 +52,7 @@ class OpenAIEndpoint:
         self._model = model
         self._max_tokens = max_tokens
         self._embedder = embedder.fingerprint
-        self._index = UnitIndex(store, embedder, with_fields=True)
+        self._index = UnitIndex(store, embedder, text=UnitText.PLAIN, one_stream=True)
         self._owner = ""
         self._filled: set[str] = set()
         self._units: dict[str, Unit] = {}
@@ -112,8 +113,10 @@ class OpenAIEndpoint:
         self._filled.add(self._owner)
 
     def retrieve(self, question: str, k: int) -> list[str]:
-        """The store's default search, as a server of ours has it."""
-        return [hit.unit for hit in self._index.search(self._owner, question, k=k)] if k else []
+        """The search that is the default of a server of ours."""
+        if k == 0:
+            return []
+        return [hit.unit for hit in self._index.search(self._owner, question, k=k, mode=SearchMode.HYBRID)]
 
     def forget(self) -> None:
         """Nothing: the endpoint's caches are its own."""

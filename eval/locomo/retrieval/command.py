@@ -23,7 +23,7 @@ from locomo.retrieval.measure import Corpus, chosen_elsewhere, measure
 from locomo.retrieval.reference import PUBLISHED_SHA256, points_off
 from locomo.retrieval.results import Row, outcome_rows, outcome_table, reference_rows
 from locomo.retrieval.units import UnitKind, UnitText, covers_of, units_of
-from locomo.retrieval.variants import FUSION_WEIGHTS, HYBRID, REFERENCE, fusion_name, variants
+from locomo.retrieval.variants import FUSION_WEIGHTS, REFERENCE, SERVED, boost_grid, fusion_name, variants
 from locomo.scoring.recall import DEFAULT_KS, repaired_recall, repaired_table, strict_table
 from memstore import MemStoreError, SentenceTransformerEmbedder
 from memstore.embedding import Embedder
@@ -42,6 +42,9 @@ def retrieval(
     json_out: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")] = None,
     text: Annotated[UnitText, typer.Option(help="What of a unit is embedded and indexed.")] = UnitText.DATED,
     captions: Annotated[bool, typer.Option(help="With the captions of the turns' images.")] = False,
+    one_stream: Annotated[
+        bool, typer.Option("--one-stream", help="A conversation is one stream to the store, as in `locomo run`.")
+    ] = False,
     timed: Annotated[int, typer.Option(min=0, help="Queries that are timed; 0 leaves the times out.")] = 50,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of the timed queries.")] = 5,
 ) -> None:
@@ -61,6 +64,7 @@ def retrieval(
                     embedder=embedder,
                     text=text,
                     captions=captions,
+                    one_stream=one_stream,
                     timed=timed,
                     rounds=rounds,
                     track=track,
@@ -76,7 +80,13 @@ def retrieval(
         figures["points_off_the_reference"] = points_off(rows)
         console.print(f"greatest distance from the reference: {figures['points_off_the_reference']:.2f} points")
     if json_out is not None:
-        config = {"text": text.value, "captions": captions, "data_sha256": digest, "embedder": embedder.fingerprint}
+        config = {
+            "text": text.value,
+            "captions": captions,
+            "one_stream": one_stream,
+            "data_sha256": digest,
+            "embedder": embedder.fingerprint,
+        }
         try:
             json_out.write_text(json.dumps({"bars": figures, "config": config, "rows": rows}, indent=1) + "\n")
         except OSError as error:
@@ -91,6 +101,7 @@ def measure_units(
     embedder: Embedder,
     text: UnitText,
     captions: bool,
+    one_stream: bool = False,
     timed: int,
     rounds: int,
     track: Track,
@@ -119,19 +130,21 @@ def measure_units(
         raise ScoringError("no question of ids 1 to 4 has evidence: there is nothing to recall")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="locomo-retrieval-")))
-        index = stack.enter_context(UnitIndex(folder, embedder, with_fields=text is UnitText.PLAIN))
+        index = stack.enter_context(UnitIndex(folder, embedder, text=text, one_stream=one_stream))
         added = track(f"adding {kind.value}", sum(map(len, units.values())))
         for owner, of_owner in units.items():
             index.fill(owner, of_owner, on_progress=added)
         save()
         tokens = {owner: {u.id: embedder.count_tokens(u.text) for u in of_owner} for owner, of_owner in units.items()}
-        corpus, compared = Corpus(conversations, units, tokens), variants()
+        corpus, compared, grid = Corpus(conversations, units, tokens), variants(), boost_grid()
         asked = corpus.asked(index.search)
         searched = track(f"searching {kind.value}", len(asked))
-        outcomes = measure(corpus, compared, index.search, on_progress=lambda: searched(1))
+        outcomes = measure(corpus, [*compared, *grid], index.search, on_progress=lambda: searched(1))
         save()
         swept = [outcome for outcome in outcomes if outcome.variant.name in map(fusion_name, FUSION_WEIGHTS)]
         outcomes.append(chosen_elsewhere(swept, _K, name="scores, keyword chosen on the other conversations"))
+        boosted = [outcome for outcome in outcomes if outcome.variant in grid]
+        outcomes.append(chosen_elsewhere(boosted, _K, name="boosts chosen on the other conversations"))
         latencies = {}
         if timed:
             ticked = track(f"timing {kind.value}", min(timed, len(asked)) * (rounds + 1))
@@ -148,8 +161,8 @@ def measure_units(
 
 
 def bars(rows: list[Row]) -> dict[str, float]:
-    """The figure of merit: all-evidence recall at 10 over observations, by hybrid search, and by vector alone."""
-    [row] = [row for row in rows if row.get("variant") == HYBRID and row["units"] == BAR_UNITS.value]
+    """The figure of merit: all-evidence recall at 10 over observations, as served, and by vector alone."""
+    [row] = [row for row in rows if row.get("variant") == SERVED and row["units"] == BAR_UNITS.value]
     [plain] = [row for row in rows if row.get("variant") == REFERENCE and row["units"] == BAR_UNITS.value]
     return {
         "recall_all_at_10": row["recall"]["all"][str(_K)],

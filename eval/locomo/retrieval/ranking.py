@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from functools import lru_cache
 from typing import Protocol, TypeAlias
 
 from locomo.retrieval.index import SPEAKER, Hit
-from locomo.retrieval.mentions import named_months, named_speaker
+from locomo.retrieval.speakers import named_speaker
 from locomo.retrieval.units import Unit
 from memstore.event_time import parse_event_time
+from memstore.search.mentions import named_months
 from memstore.search.views import SearchMode
 
 DEPTH = 100
@@ -73,13 +72,13 @@ class Ranker(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StoreSearch:
-    """The store's search as it is; with `own_speaker_only`, filtered by the speaker where the question names one."""
+    """A search of the index as it is; with `own_speaker_only`, filtered by the speaker where the question names one."""
 
     mode: str = SearchMode.VECTOR
     own_speaker_only: bool = False
 
     def scores(self, asked: Asked) -> Scores:
-        """Return the store's scores."""
+        """Return the scores of that search."""
         named = named_speaker(asked.question, asked.speakers) if self.own_speaker_only else None
         return dict(asked.found(self.mode, where=None if named is None else {f"metadata.{SPEAKER}": named}))
 
@@ -154,8 +153,8 @@ class MonthBoost:
             return scores
 
         def is_named(unit: str) -> bool:
-            at = _month(asked.units[unit].date_time)
-            return at is not None and any(month.matches(*at) for month in months)
+            at = parse_event_time(asked.units[unit].date_time)
+            return at is not None and any(month.holds(at) for month in months)
 
         return {unit: score + self.amount * is_named(unit) for unit, score in scores.items()}
 
@@ -197,12 +196,3 @@ def with_neighbours(ranking: Sequence[str], units: Thread, offsets: Sequence[int
             if other is not None:
                 found.setdefault(other)
     return list(found)
-
-
-@lru_cache(maxsize=4096)
-def _month(date_time: str) -> tuple[int, int] | None:
-    at = parse_event_time(date_time)
-    if at is None:
-        return None
-    day = datetime.fromtimestamp(at, UTC)
-    return day.month, day.year

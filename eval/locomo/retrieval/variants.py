@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from locomo.retrieval.index import PLAIN_HYBRID
 from locomo.retrieval.ranking import (
     Asked,
     MonthBoost,
@@ -21,8 +22,13 @@ from locomo.retrieval.ranking import (
 from memstore.search.views import SearchMode
 
 REFERENCE = "vector"
-HYBRID = "hybrid"
+SERVED = "served"
+"""The search that is the default of a server of ours: the store's hybrid one."""
+
+HYBRID = PLAIN_HYBRID
 FUSION_WEIGHTS = (0.1, 0.2, 0.3, 0.4)
+MONTH_BOOSTS = (0.0, 0.05, 0.1, 0.2)
+NEIGHBOUR_BOOSTS = (0.0, 0.1, 0.2, 0.3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +74,13 @@ def fusion_name(weight: float) -> str:
 
 def variants() -> list[Variant]:
     """Every variant, each baseline before what is compared with it."""
-    vector, hybrid = StoreSearch(), StoreSearch(SearchMode.HYBRID)
+    vector, hybrid = StoreSearch(), StoreSearch(PLAIN_HYBRID)
     dated = MonthBoost(hybrid, 0.1)
     return [
         Variant(REFERENCE, vector),
         Variant("keyword", StoreSearch(SearchMode.KEYWORD)),
         Variant(HYBRID, hybrid),
+        Variant(SERVED, StoreSearch(SearchMode.HYBRID), HYBRID),
         *(
             Variant(f"ranks, offset {offset}, keyword x {weight:g}", RankFusion(weight, offset), HYBRID)
             for offset in (60, 10)
@@ -87,6 +94,17 @@ def variants() -> list[Variant]:
             NeighbourBoost(SpeakerBoost(dated, 0.05), 0.2),
             HYBRID,
         ),
+    ]
+
+
+def boost_grid() -> list[Variant]:
+    """Plain hybrid search with every pair of boosts that the store's are chosen from."""
+    hybrid = StoreSearch(PLAIN_HYBRID)
+    return [
+        Variant(f"boosts, month {month:g}, neighbour {share:g}", NeighbourBoost(dated, share), HYBRID)
+        for month in MONTH_BOOSTS
+        for dated in (MonthBoost(hybrid, month),)
+        for share in NEIGHBOUR_BOOSTS
     ]
 
 
