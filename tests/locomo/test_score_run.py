@@ -345,6 +345,21 @@ def test_rows_that_do_not_fit_are_refused(tmp_path: Path, change: Any, message: 
     assert not (tmp_path / "score.json").exists()
 
 
+def test_a_floor_without_anything_to_serve_is_counted_and_no_part_of_it(tmp_path: Path) -> None:
+    rows = sample_rows()
+    for row in rows[1:3]:
+        del row["arms"][FLOOR]
+        row["not_served"] = {FLOOR: "there is no other order"}
+    audit = Audit(frozenset({("conv-901", 0)}), kept=0)  # the second question
+    score = score_run(write_run(tmp_path, rows), CONVERSATIONS, audit=audit)
+    assert score["audited"]["arms"][FLOOR]["not_served"] == 1
+    assert (score["arms"][FLOOR]["n"], score["arms"][FLOOR]["not_served"]) == (4, 2)
+    assert estimate(score, FLOOR, "kl_answer")[::3] == (pytest.approx((0.2 + 5.0) / 2), 2)
+    # Of the window's three spliced questions the floor has the first alone: 0.3 / 0.2.
+    assert estimate(score, WINDOW, "kl_over_shuffle_floor")[::3] == (pytest.approx(1.5), 1)
+    assert score["arms"][WINDOW]["not_served"] == 0
+
+
 def test_a_row_that_was_cut_short_is_not_scored(tmp_path: Path) -> None:
     folder = write_run(tmp_path, sample_rows())
     content = (folder / "rows.jsonl").read_bytes()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from locomo.dataset import Conversation, Question
@@ -99,11 +99,14 @@ class Rows:
         Unit ids, best first, by question.
     arms
         In the order of the config.
+    not_served
+        By question, the arms that had nothing to serve for it: floors, where there is no other order or nothing to swap.
     """
 
     config: RunConfig
     retrieved: Sequence[tuple[Question, Sequence[str]]]
     arms: Sequence[Arm]
+    not_served: Mapping[Key, Collection[str]] = field(default_factory=dict)
 
     def arm(self, key: str) -> Arm | None:
         """The arm of that name and k, if the run has it."""
@@ -122,6 +125,7 @@ class Rows:
                 replace(arm, entries={key: entry for key, entry in arm.entries.items() if key not in excluded})
                 for arm in self.arms
             ],
+            not_served={key: arms for key, arms in self.not_served.items() if key not in excluded},
         )
 
 
@@ -152,6 +156,7 @@ def read_rows(folder: RunFolder, config: RunConfig, conversations: Sequence[Conv
         config=config,
         retrieved=[(question, row["retrieved"]) for question, row in rows],
         arms=[Arm(name, parse_arm(name), _entries(name, rows, folder)) for name in order],
+        not_served={key: tuple(found[key].get("not_served") or ()) for key in sorted(found)},
     )
 
 

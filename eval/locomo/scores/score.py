@@ -168,6 +168,7 @@ def _figures(
             **distance_of(arm, rows),
             **paired_differences(arm, rows, official),
             **_counts(arm),
+            "not_served": sum(arm.key in arms for arms in rows.not_served.values()),
         }
         for arm in rows.arms
     }

@@ -83,6 +83,8 @@ def _notes(score: Mapping[str, Any]) -> Iterator[str]:
         if parse_arm(key).kind == "splice" and others:
             told = ", ".join(f"{count} {tier}" for tier, count in others.items())
             yield f"{key}: {sum(others.values())} of {values['n']} not spliced ({told}), left out of its fidelity"
+        if values["not_served"]:
+            yield f"{key}: nothing to serve for {values['not_served']} questions, which it was not asked"
         if values["without_prediction"] and values["answered"]["all"]:
             yield f"{key}: {values['without_prediction']} of {values['n']} without an answer, left out of its F1"
     over = spread(
