@@ -100,7 +100,7 @@ class Rows:
     arms
         In the order of the config.
     not_served
-        By question, the arms that had nothing to serve for it: floors, where there is no other order or nothing to swap.
+        By question, the arms that had nothing to serve for it: floors without another order, or anything to swap.
     """
 
     config: RunConfig
