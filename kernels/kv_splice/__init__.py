@@ -1,18 +1,25 @@
 """Keys and values that move: undo a key's rotation, keep it, and write it back at another position."""
 
-from kv_splice.cpu import warm_up
-from kv_splice.dispatch import splice
-from kv_splice.errors import KvSpliceError, SpliceError, UnsupportedDevice, UnsupportedRope
+from kv_splice.dispatch import splice, warm_up
+from kv_splice.errors import KvSpliceError, QuantiseError, SpliceError, UnsupportedDevice, UnsupportedRope
+from kv_splice.quantise import LARGEST_QUANTISED, SCHEME, ArenaScales, KVScales, dequantise, quantise
 from kv_splice.reference import rotate_keys, splice_reference, unrotate_keys
 from kv_splice.rope import RopeScaling, RopeSpec
 
 __all__ = [
+    "LARGEST_QUANTISED",
+    "SCHEME",
+    "ArenaScales",
+    "KVScales",
     "KvSpliceError",
+    "QuantiseError",
     "RopeScaling",
     "RopeSpec",
     "SpliceError",
     "UnsupportedDevice",
     "UnsupportedRope",
+    "dequantise",
+    "quantise",
     "rotate_keys",
     "splice",
     "splice_reference",

@@ -9,7 +9,7 @@ splice nearly as fast as a contiguous one.
 # mypy: disable-error-code="import-untyped, untyped-decorator"
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import pairwise
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from kv_splice.elements import as_elements, narrow, prefetch, widen
 
-__all__ = ["splice_cpu", "warm_up"]
+__all__ = ["share_out", "splice_cpu"]
 
 # Tokens ahead whose rows are asked for, and elements between two asked-for cache lines (64 bytes of 16 bits).
 _AHEAD = 3
@@ -133,28 +133,24 @@ def splice_cpu(
         width = num_heads * head_dim
         _copy_rows(source, strides[0], row_ids, target, strides[1], slot_ids, width, exact, start, end)
 
+    share_out(write, num_layers=len(k_pools), num_tokens=num_tokens, token_bytes=2 * k_pools[0][0].nbytes)
+
+
+def share_out(write: Callable[[int, int, int], None], *, num_layers: int, num_tokens: int, token_bytes: int) -> None:
+    """Call `write(layer, first token, end token)` for all tokens of all layers, on as many threads as torch has."""
+
     def write_share(share: Iterator[tuple[int, int, int]]) -> None:
         for layer, start, end in share:
             write(layer, start, end)
 
-    num_bytes = 2 * len(k_pools) * num_tokens * num_heads * head_dim * k_pools[0].element_size()
-    num_shares = torch.get_num_threads() if num_bytes >= _PARALLEL_BYTES else 1
-    total = len(k_pools) * num_tokens
+    total = num_layers * num_tokens
+    num_shares = torch.get_num_threads() if total * token_bytes >= _PARALLEL_BYTES else 1
     bounds = [total * i // num_shares for i in range(num_shares + 1)]
     shares = [_layer_ranges(a, b, num_tokens) for a, b in pairwise(bounds)]
     pending = [_workers(os.getpid(), num_shares).submit(write_share, share) for share in shares[1:]]
     write_share(shares[0])
     for future in pending:
         future.result()
-
-
-def warm_up(source_dtype: torch.dtype, pool_dtype: torch.dtype) -> None:
-    """Compile the loops for these dtypes, about a second once per machine: the result is kept on disk."""
-    source, pool = (torch.zeros(1, 1, 1, 2, dtype=dtype) for dtype in (source_dtype, pool_dtype))
-    rows, cos_sin = torch.zeros(1, dtype=torch.int64), torch.zeros(1, 2)
-    splice_cpu(
-        source, source, rows=rows, cos_sin=cos_sin, slots=rows, k_pools=[pool[0]], v_pools=[pool[0]], is_neox=True
-    )
 
 
 def _layer_ranges(start: int, end: int, num_tokens: int) -> Iterator[tuple[int, int, int]]:

@@ -1,7 +1,8 @@
 """Storage elements to fp32 and back inside compiled loops, and a hint to the cache.
 
 NumPy has no bf16, and Numba no fp16 on the CPU. Both travel as integers of their bits: `uint16` holds a bf16, `int16`
-an fp16; `float32` is itself. Rounding is to nearest, ties to even, as in torch.
+an fp16; `float32` is itself, and `int8` a number that is read and never written. Rounding is to nearest, ties to even,
+as in torch.
 """
 
 # mypy: disable-error-code="import-untyped, no-untyped-call, untyped-decorator"
@@ -19,7 +20,7 @@ from torch import Tensor
 __all__ = ["as_elements", "narrow", "prefetch", "widen"]
 
 _I8, _I16, _I32, _F32 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.FloatType()
-_BITS = {torch.bfloat16: torch.uint16, torch.float16: torch.int16, torch.float32: torch.float32}
+_BITS = {torch.bfloat16: torch.uint16, torch.float16: torch.int16, torch.float32: torch.float32, torch.int8: torch.int8}
 
 # What Numba asks of an intrinsic: its signature, and the emitter of its code.
 Emitter = tuple[Any, Callable[[Any, Any, Any, Any], Any]]
@@ -45,6 +46,8 @@ def widen(_context: Any, element: Any) -> Emitter:
             return builder.bitcast(builder.shl(builder.zext(args[0], _I32), _I32(16)), _F32)
         if signature.args[0] == types.int16:
             return builder.fpext(builder.bitcast(args[0], ir.HalfType()), _F32)
+        if signature.args[0] == types.int8:
+            return builder.sitofp(args[0], _F32)
         return args[0]
 
     return types.float32(element), emit

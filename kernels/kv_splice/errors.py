@@ -3,10 +3,11 @@
 KvSpliceError
 ├── UnsupportedRope     the model's rotary embedding is of a kind this package does not compute
 ├── UnsupportedDevice   no path for this device
+├── QuantiseError       keys or values that int8 does not hold
 └── SpliceError         arguments that do not fit together; the pools are untouched
 """
 
-__all__ = ["KvSpliceError", "SpliceError", "UnsupportedDevice", "UnsupportedRope"]
+__all__ = ["KvSpliceError", "QuantiseError", "SpliceError", "UnsupportedDevice", "UnsupportedRope"]
 
 
 class KvSpliceError(Exception):
@@ -23,6 +24,10 @@ class UnsupportedRope(KvSpliceError, ValueError):
 
 class UnsupportedDevice(KvSpliceError, ValueError):
     """Tensors on a device that holds no data to splice."""
+
+
+class QuantiseError(KvSpliceError, ValueError):
+    """Keys or values that are not finite, too large for a scale in fp16, or not of a known shape and dtype."""
 
 
 class SpliceError(KvSpliceError, ValueError):

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from kv_splice.quantise import ArenaScales
+
 __all__ = ["rotate_keys", "splice_reference", "unrotate_keys"]
 
 
@@ -45,6 +47,7 @@ def splice_reference(
     arena_k: Tensor,
     arena_v: Tensor,
     *,
+    scales: ArenaScales | None = None,
     rows: Tensor | None,
     cos_sin: Tensor,
     slots: Tensor,
@@ -54,14 +57,18 @@ def splice_reference(
 ) -> None:
     """Write token i of every layer, its key rotated by `cos_sin[i]`, to slot `slots[i]`.
 
-    Shapes as `kv_splice.splice`, which checks what this trusts. Keys are rotated in fp32 and rounded once.
+    Shapes as `kv_splice.splice`, which checks what this trusts. Keys are rotated in fp32 and rounded once,
+    after int8 has been multiplied by its scales.
     """
     if rows is None:
         rows = torch.arange(slots.numel(), device=slots.device)
     for layer, (k_pool, v_pool) in enumerate(zip(k_pools, v_pools, strict=True)):
-        keys = rotate_keys(arena_k[layer : layer + 1, rows], cos_sin, is_neox=is_neox)[0]
-        k_pool[slots] = keys.to(k_pool.dtype)
-        v_pool[slots] = arena_v[layer, rows].to(v_pool.dtype)
+        keys, values = arena_k[layer, rows], arena_v[layer, rows]
+        if scales is not None:
+            keys = keys.float() * scales.keys[layer, scales.sets].float()
+            values = values.float() * scales.values[layer, rows, :, None].float()
+        k_pool[slots] = rotate_keys(keys[None], cos_sin, is_neox=is_neox)[0].to(k_pool.dtype)
+        v_pool[slots] = values.to(v_pool.dtype)
 
 
 def _halves(cos_sin: Tensor) -> tuple[Tensor, Tensor]:
