@@ -28,6 +28,8 @@ from memstore.types import EncodingId, FactId, OwnerId
 if TYPE_CHECKING:
     import torch
 
+    from kv_splice.quantise import KVScales
+
 logger = logging.getLogger(__name__)
 
 
@@ -114,7 +116,9 @@ class KVBlobs:
         """Encodings that this instance evicted."""
         return self._writer.evicted_count
 
-    def put(self, encoding: Encoding, k: "torch.Tensor", v: "torch.Tensor") -> bool:
+    def put(
+        self, encoding: Encoding, k: "torch.Tensor", v: "torch.Tensor", *, scales: "KVScales | None" = None
+    ) -> bool:
         """Store one encoding in place of the older one of its fact, fingerprint, policy and rung.
 
         Beyond the budget the least recently used encodings that this instance does not hold are evicted.
@@ -125,6 +129,8 @@ class KVBlobs:
             Its description; `nbytes` is filled in.
         k, v
             `[num_layers, num_tokens, num_kv_heads, head_dim]` of this shard; K before rotation.
+        scales
+            Of K and V in int8, as `kv_splice.quantise` returns all three.
 
         Returns
         -------
@@ -138,10 +144,11 @@ class KVBlobs:
         InvalidEncoding, BlobStoreReadOnly
             With nothing changed, as for `BlobStoreFull`.
         """
-        validate_encoding(encoding, k, v)
-        encoding = dataclasses.replace(encoding, nbytes=k.nbytes + v.nbytes)
+        validate_encoding(encoding, k, v, scales)
+        blob = KVBlob(k, v, encoding.token_ids, scales)
+        encoding = dataclasses.replace(encoding, nbytes=blob.nbytes)
         slot = slot_key(encoding)
-        value = pack_blob(blob_key(slot, encoding.id, self.shard), KVBlob(k, v, encoding.token_ids))
+        value = pack_blob(blob_key(slot, encoding.id, self.shard), blob)
         return self._writer.put(encoding, slot, value, shard=self.shard)
 
     def load(self, encoding_id: EncodingId) -> KVBlob | None:

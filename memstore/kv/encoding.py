@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -14,7 +15,10 @@ from memstore.types import EncodingId, FactId, OwnerId
 if TYPE_CHECKING:
     import torch
 
-_MAGIC = b"KVB1"
+    from kv_splice.quantise import KVScales
+
+_NATIVE = b"KVB1"
+_INT8 = b"KVB2"  # has scales besides
 _DIGEST_BYTES = 16
 _MAX_ID_CHARS = 128
 
@@ -38,7 +42,7 @@ class Encoding:
     token_ids
         The fact's own tokens.
     nbytes
-        Size of K and V of one shard; set by `KVBlobs.put`.
+        Size of K and V of one shard, and of their scales; set by `KVBlobs.put`.
     created_at
         Unix seconds.
     """
@@ -67,8 +71,18 @@ class KVBlob(NamedTuple):
 
     token_ids: tuple[int, ...]
 
+    scales: "KVScales | None" = None
+    """Of K and V in int8; None of any other dtype."""
 
-def validate_encoding(encoding: Encoding, k: "torch.Tensor", v: "torch.Tensor") -> None:
+    @property
+    def nbytes(self) -> int:
+        """Size of K, V and scales."""
+        return sum(int(tensor.nbytes) for tensor in (self.k, self.v, *(self.scales or ())))
+
+
+def validate_encoding(
+    encoding: Encoding, k: "torch.Tensor", v: "torch.Tensor", scales: "KVScales | None" = None
+) -> None:
     """Raise `InvalidEncoding` unless the tensors and the description fit together."""
     if not (0 < len(encoding.id) <= _MAX_ID_CHARS) or set(encoding.id) - set("0123456789abcdef"):
         raise InvalidEncoding(f"encoding id {encoding.id!r} is not 1 to {_MAX_ID_CHARS} lower-case hex characters")
@@ -79,6 +93,8 @@ def validate_encoding(encoding: Encoding, k: "torch.Tensor", v: "torch.Tensor") 
         )
     if 0 in k.shape or k.shape[1] != len(encoding.token_ids):
         raise InvalidEncoding(f"K has shape {list(k.shape)} for {len(encoding.token_ids)} token ids")
+    if problem := _scales_problem(k, scales):
+        raise InvalidEncoding(problem)
     if not 0 <= encoding.rung < 2**32:
         raise InvalidEncoding(f"rung {encoding.rung} is not in [0, 2**32)")
 
@@ -88,15 +104,13 @@ def pack_blob(key: bytes, blob: KVBlob) -> bytes:
     import torch
     from safetensors.torch import save
 
-    payload = save(
-        {
-            # Copies, because safetensors refuses tensors that overlap in memory, and these may be views.
-            "k": blob.k.detach().cpu().clone(memory_format=torch.contiguous_format),
-            "v": blob.v.detach().cpu().clone(memory_format=torch.contiguous_format),
-            "token_ids": torch.tensor(blob.token_ids, dtype=torch.int64),
-        }
-    )
-    return _MAGIC + _checksum(key, payload) + payload
+    tensors = {"k": blob.k, "v": blob.v}
+    if blob.scales is not None:
+        tensors |= {"k_scales": blob.scales.keys, "v_scales": blob.scales.values}
+    # Copies, because safetensors refuses tensors that overlap in memory, and these may be views.
+    copies = {n: t.detach().cpu().clone(memory_format=torch.contiguous_format) for n, t in tensors.items()}
+    payload = save({**copies, "token_ids": torch.tensor(blob.token_ids, dtype=torch.int64)})
+    return (_NATIVE if blob.scales is None else _INT8) + _checksum(key, payload) + payload
 
 
 def unpack_blob(key: bytes, value: bytes | memoryview) -> KVBlob:
@@ -104,9 +118,10 @@ def unpack_blob(key: bytes, value: bytes | memoryview) -> KVBlob:
     from safetensors import SafetensorError
     from safetensors.torch import load
 
-    start = len(_MAGIC) + _DIGEST_BYTES
+    start = len(_NATIVE) + _DIGEST_BYTES
     payload = bytes(value[start:])
-    if value[:start] != _MAGIC + _checksum(key, payload):
+    magic = bytes(value[: len(_NATIVE)])
+    if magic not in (_NATIVE, _INT8) or value[len(_NATIVE) : start] != _checksum(key, payload):
         raise ValueError("checksum does not match")
     try:
         tensors = load(payload)
@@ -117,7 +132,37 @@ def unpack_blob(key: bytes, value: bytes | memoryview) -> KVBlob:
         raise ValueError("payload has another layout")
     if token_ids.shape != k.shape[1:2]:
         raise ValueError(f"payload has {k.shape[1]} positions for {len(token_ids)} token ids")
-    return KVBlob(k, v, tuple(token_ids.tolist()))
+    scales = _scales_in(tensors) if magic == _INT8 else None
+    if magic == _INT8 and scales is None:
+        raise ValueError("payload has another layout: no scales")
+    if problem := _scales_problem(k, scales):
+        raise ValueError(f"payload has another layout: {problem}")
+    return KVBlob(k, v, tuple(token_ids.tolist()), scales)
+
+
+def _scales_in(tensors: Mapping[str, "torch.Tensor"]) -> "KVScales | None":
+    from kv_splice.quantise import KVScales
+
+    keys, values = tensors.get("k_scales"), tensors.get("v_scales")
+    return None if keys is None or values is None else KVScales(keys, values)
+
+
+def _scales_problem(k: "torch.Tensor", scales: "KVScales | None") -> str | None:
+    """What keeps these scales from being those of K `[num_layers, num_tokens, num_kv_heads, head_dim]`."""
+    import torch
+
+    if (k.dtype == torch.int8) != (scales is not None):
+        return f"K is {k.dtype} {'without' if scales is None else 'with'} scales: int8 has some, and nothing else does"
+    if scales is None:
+        return None
+    num_layers, num_tokens, num_heads, head_dim = k.shape
+    for name, tensor, shape in (
+        ("keys", scales.keys, (num_layers, num_heads, head_dim)),
+        ("values", scales.values, (num_layers, num_tokens, num_heads)),
+    ):
+        if tensor.shape != shape or tensor.dtype != torch.float16:
+            return f"scales of {name} are {tensor.dtype} {list(tensor.shape)}, not torch.float16 {list(shape)}"
+    return None
 
 
 def pack_encoding(key: bytes, encoding: Encoding) -> bytes:
