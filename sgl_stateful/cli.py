@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from sgl_stateful import session_cli
 from sgl_stateful.errors import IncompatibleServer
-from sgl_stateful.settings import ENV_PREFIX, StatefulSettings
+from sgl_stateful.settings import ENV_PREFIX, KVStorage, StatefulSettings
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.add_typer(session_cli.app, name="session")
@@ -41,6 +41,10 @@ def serve(
     ] = None,
     embedder: Annotated[str | None, typer.Option(help="Sentence-transformers path or hub id.")] = None,
     arena_mib: Annotated[int | None, typer.Option(min=1, help="Memory for encoded facts, MiB.")] = None,
+    kv_storage: Annotated[
+        KVStorage | None,
+        typer.Option(help="Encoded facts in memory and on disk: 'native', or 'int8' in about half the bytes."),
+    ] = None,
     strict_forgetting: Annotated[
         bool | None,
         typer.Option("--strict-forgetting", help="Drop KV at once that saw a fact which was changed or deleted."),
@@ -67,6 +71,7 @@ def serve(
         "repair": repair,
         "embedder": embedder,
         "arena_mib": arena_mib,
+        "kv_storage": kv_storage,
         "strict_forgetting": strict_forgetting,
         "session_budget_tokens": session_budget_tokens,
         "session_quota_tokens": session_quota_tokens,

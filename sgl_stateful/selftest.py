@@ -1,8 +1,8 @@
 """The start-up self-test: a spliced fact must equal full prefill where it can, on the model that is loaded.
 
 Layer 0 does not depend on context, so keys and values of a spliced fact must equal those of full prefill there, to
-the rounding of the KV pool. Deeper layers depend on what the encoding saw; there the distribution of the next token
-is compared, and reported.
+the rounding of the KV pool, and of int8 where facts are kept so. Deeper layers depend on what the encoding saw; there
+the distribution of the next token is compared, and reported.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from sgl_stateful.directive import Capture, CaptureItem, KeepProbe, Span, Splice
 from sgl_stateful.encoding.codec import FactCodec
 from sgl_stateful.engine_port import EnginePort
 from sgl_stateful.errors import UnverifiedSplice
+from sgl_stateful.settings import KVStorage
 
 SELF_TEST_OWNER = OwnerId("\x00self-test")  # no caller can have it: the store refuses NUL
 _TOP = 1000
@@ -30,6 +31,10 @@ _TEXTS = (
 _QUESTION = "Who owns the blue kayak?\n"
 # Rounding to the pool's dtype happens once in full prefill, and three times on the way through an encoding.
 _TOLERANCE = {"float32": 1e-5, "bfloat16": 2 * 2.0**-8, "float16": 2 * 2.0**-11}
+# Of int8, a scale is the largest magnitude of a channel before rotation divided by 127. With M the largest one behind
+# it, the former is at most sqrt(2) M, both numbers of a pair are off by half a scale, and turning adds these up to
+# sqrt(2) times as much. Values, which do not turn, are off by half of that at most.
+_INT8_TOLERANCE = 1 / 127
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +65,17 @@ def kl_divergence(reference: Mapping[int, float], other: Mapping[int, float]) ->
     return total + (rest_p * math.log(rest_p / rest_q) if rest_p > 0 else 0.0)
 
 
-async def run_self_test(engine: EnginePort, codec: FactCodec, *, salt: str, dtype: str) -> SelfTestVerdict:
+async def run_self_test(
+    engine: EnginePort, codec: FactCodec, *, salt: str, dtype: str, storage: KVStorage
+) -> SelfTestVerdict:
     """Encode probe facts, serve them once by full prefill and once spliced elsewhere, and compare.
 
     Parameters
     ----------
     dtype
         Of the KV pool: ``float32``, ``bfloat16`` or ``float16``.
+    storage
+        How facts' KV is kept.
 
     Raises
     ------
@@ -100,7 +109,8 @@ async def run_self_test(engine: EnginePort, codec: FactCodec, *, salt: str, dtyp
     if found.get("spliced_tokens", 0) == 0 or "k_error" not in found:
         raise UnverifiedSplice(f"the scheduler did not splice the self-test's facts: {dict(found)}")
     await engine.control("drop", {"encoding_ids": [span.encoding_id for span in spans]})
-    return _verdict(found, kl_divergence(exact.top_logprobs, spliced.top_logprobs), _TOLERANCE[dtype])
+    tolerance = _TOLERANCE[dtype] + (_INT8_TOLERANCE if storage == KVStorage.INT8 else 0)
+    return _verdict(found, kl_divergence(exact.top_logprobs, spliced.top_logprobs), tolerance)
 
 
 def _verdict(found: Mapping[str, Any], kl: float, tolerance: float) -> SelfTestVerdict:

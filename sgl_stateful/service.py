@@ -33,7 +33,7 @@ from sgl_stateful.retrieval import Retrieved, Retriever
 from sgl_stateful.salts import Salts
 from sgl_stateful.selftest import SELF_TEST_OWNER, SelfTestVerdict, run_self_test
 from sgl_stateful.served_kv import ServedKV
-from sgl_stateful.settings import StatefulSettings
+from sgl_stateful.settings import KVStorage, StatefulSettings
 from sgl_stateful.status import StoreStatus
 from sgl_stateful.threads import StoreThreads
 
@@ -150,8 +150,9 @@ class MemoryService:
 
     async def _verify(self, codec: FactCodec) -> None:
         salt, dtype = self._salts.named("self-test"), self.description["dtype"]
+        storage = KVStorage(self.description["kv_storage"])
         try:
-            self.verdict = await run_self_test(self._engine, codec, salt=salt, dtype=dtype)
+            self.verdict = await run_self_test(self._engine, codec, salt=salt, dtype=dtype, storage=storage)
             logger.info("splice self-test: %s", self.verdict)
             if not self.verdict.passed:
                 raise UnverifiedSplice(f"the splice self-test failed on this model: {self.verdict}")
@@ -165,7 +166,7 @@ class MemoryService:
     def _new_codec(self) -> FactCodec:
         plain = FactCodec(self._tokenizer, context=(), model_fingerprint="")
         context = plain.encode_text(self._context) + plain.encode_text(self.settings.header)
-        fingerprint = f"{self.description['fingerprint']}{self._weights_epoch}"
+        fingerprint = f"{self.description['fact_fingerprint']}{self._weights_epoch}"
         return FactCodec(self._tokenizer, context=context, model_fingerprint=fingerprint)
 
     def _adopt(self, codec: FactCodec) -> None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import hashlib
+from enum import StrEnum
 from pathlib import Path
 
 from pydantic import AliasChoices, Field, field_validator
@@ -18,6 +19,13 @@ from sgl_stateful.encoding import Ladder, parse_ladder
 from sgl_stateful.repair import parse_repair
 
 ENV_PREFIX = "SGL_STATEFUL_"
+
+
+class KVStorage(StrEnum):
+    """How facts' KV is kept, on disk and in the arena: in the KV pool's dtype, or as ``kv_splice.quantise`` has it."""
+
+    NATIVE = "native"
+    INT8 = "int8"
 
 
 class StatefulSettings(BaseSettings):
@@ -54,6 +62,10 @@ class StatefulSettings(BaseSettings):
     )
     footer: str = Field("", description="Text after the facts; empty, or it ends with a newline.")
     arena_mib: int = Field(1024, ge=1, description="Memory for encoded facts in the scheduler, MiB.")
+    kv_storage: KVStorage = Field(
+        KVStorage.NATIVE,
+        description="Encoded facts in memory and on disk: 'native' (as the KV pool has them) or 'int8', about half.",
+    )
     kv_map_gib: int = Field(64, ge=1, description="Upper bound of the KV blob store on disk, GiB (sparse).")
     max_fact_tokens: int = Field(1024, ge=16, description="A longer fact is refused.")
     encode_concurrency: int = Field(8, ge=1, description="Encoding requests in flight at once.")

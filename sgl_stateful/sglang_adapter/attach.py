@@ -5,17 +5,18 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+import torch
 from sglang.srt.mem_cache.registry import TreeCacheBuildContext, create_unified_radix_cache
 
 from kv_splice import warm_up
 from memstore import KVBlobs
-from sgl_stateful.settings import StatefulSettings
+from sgl_stateful.settings import KVStorage, StatefulSettings
 from sgl_stateful.splice import FactArena
 
 from .control import StatefulControlReqInput, StatefulScheduler
 from .fact_kv import FactKV
-from .fingerprint import computation, kv_fingerprint, model_digest, model_directory, weights_digest
-from .kv_pool import find_kv_pool
+from .fingerprint import computation, fact_fingerprint, kv_fingerprint, model_digest, model_directory, weights_digest
+from .kv_pool import KVPool, find_kv_pool
 from .prefix_cache import StatefulRadixCache
 from .selfcheck import check_flags, check_hooks, check_pool, check_scheduling, check_sglang_version
 from .session_kv import SessionKV
@@ -60,6 +61,8 @@ def create_stateful_cache(ctx: TreeCacheBuildContext) -> StatefulRadixCache:
     fingerprint = kv_fingerprint({"model": model, "weights": weights, "computed": computed, **layout})
     description: dict[str, Any] = {
         "fingerprint": fingerprint,
+        "fact_fingerprint": fact_fingerprint(fingerprint, settings.kv_storage),
+        "kv_storage": settings.kv_storage.value,
         "model": model,
         # Of earlier releases, which named sessions' models by it.
         "former_fingerprint": kv_fingerprint({"model": model_digest(ctx.server_args.model_path), **layout}),
@@ -74,7 +77,7 @@ def create_stateful_cache(ctx: TreeCacheBuildContext) -> StatefulRadixCache:
         "tree_core": type(cache.tree_core).__name__,
     }
     facts = None if settings.memory is None else _open_facts(settings, pool, shard=ctx.tp_rank)
-    warm_up(pool.dtype, pool.dtype)
+    warm_up(_stored_dtype(settings, pool), pool.dtype)
     cache.attach(facts, description, num_slots=kv_cache.get_key_buffer(0).shape[0])
     if (folder := settings.snapshot_path()) is not None:
         cache.session_kv = SessionKV(pool=pool, folder=folder, fingerprint=fingerprint)
@@ -82,14 +85,19 @@ def create_stateful_cache(ctx: TreeCacheBuildContext) -> StatefulRadixCache:
     return cache
 
 
-def _open_facts(settings: StatefulSettings, pool: Any, *, shard: int) -> FactKV:
+def _open_facts(settings: StatefulSettings, pool: KVPool, *, shard: int) -> FactKV:
     arena = FactArena(
         budget_bytes=settings.arena_mib << 20,
         num_layers=pool.num_layers,
         num_kv_heads=pool.num_kv_heads,
         head_dim=pool.head_dim,
-        dtype=pool.dtype,
+        dtype=_stored_dtype(settings, pool),
         device=pool.device,
     )
     blobs = KVBlobs(settings.kv_path(), shard=shard, settings=settings.store_settings())
     return FactKV(pool=pool, arena=arena, blobs=blobs)
+
+
+def _stored_dtype(settings: StatefulSettings, pool: KVPool) -> torch.dtype:
+    """Of facts' keys and values, in memory and on disk."""
+    return torch.int8 if settings.kv_storage == KVStorage.INT8 else pool.dtype

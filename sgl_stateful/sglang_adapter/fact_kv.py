@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from memstore import CorruptBlob, Encoding, EncodingId, FactId, KVBlobs
+from kv_splice import quantise
+from memstore import CorruptBlob, Encoding, EncodingId, FactId, KVBlob, KVBlobs
 from sgl_stateful.directive import Capture, CaptureItem, KeepProbe, Splice
 from sgl_stateful.splice import ArenaFullError, FactArena
 
@@ -98,19 +99,16 @@ class FactKV:
             return None
         if blob is None:
             return None
-        return self._admit(encoding_id, blob.k, blob.v, array("q", blob.token_ids), keep)
+        if (blob.scales is not None) != self.arena.is_quantised:
+            logger.warning("encoding %s is %s, which this server does not splice", encoding_id, blob.k.dtype)
+            return None
+        return self._admit(encoding_id, blob, keep)
 
-    def _admit(
-        self,
-        encoding_id: EncodingId,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        token_ids: array[int],
-        keep: frozenset[EncodingId],
-    ) -> torch.Tensor | None:
+    def _admit(self, encoding_id: EncodingId, blob: KVBlob, keep: frozenset[EncodingId]) -> torch.Tensor | None:
         self.pool.order_after_forward()  # an earlier splice may still read the rows that are reused
+        token_ids = array("q", blob.token_ids)
         try:
-            return self.arena.put(encoding_id, keys, values, token_ids=token_ids, keep=keep)
+            return self.arena.put(encoding_id, blob.k, blob.v, token_ids=token_ids, keep=keep, scales=blob.scales)
         except ArenaFullError as full:
             logger.warning("the fact arena is too small for one request (%s); raise --arena-mib", full)
             return None
@@ -145,18 +143,26 @@ class FactKV:
     def _capture(self, item: CaptureItem, row: torch.Tensor, input_ids: Sequence[int]) -> int:
         span = item.span
         token_ids = array("q", input_ids[span.start : span.end])
-        keys, values = self.pool.read(row[span.start : span.end], span.start)
+        blob = self._read(row[span.start : span.end], span.start, tuple(token_ids))
         described = dict(item.encoding)
         described["saw"] = tuple((FactId(fact_id), version) for fact_id, version in described["saw"])
-        described["token_ids"] = tuple(token_ids)
+        described["token_ids"] = blob.token_ids
         if not self.accepts(described["fingerprint"]):
             raise RuntimeError("weights have changed since this fact was to be encoded")
-        if not self._blobs.put(Encoding(**described), keys, values):
+        if not self._blobs.put(Encoding(**described), blob.k, blob.v, scales=blob.scales):
             raise RuntimeError("a newer version of this fact has been encoded meanwhile")
         self._counts["captured"] += 1
         if self.arena.fits_free(len(span)):
-            self._admit(span.encoding_id, keys, values, token_ids, frozenset())
-        return int(keys.nbytes + values.nbytes)
+            self._admit(span.encoding_id, blob, frozenset())
+        return blob.nbytes
+
+    def _read(self, slots: torch.Tensor, start: int, token_ids: tuple[int, ...]) -> KVBlob:
+        """KV of the tokens in ``slots``, which stand at ``start`` and onwards, as blobs and arena keep it."""
+        keys, values = self.pool.read(slots, start)
+        if not self.arena.is_quantised:
+            return KVBlob(keys, values, token_ids)
+        k, v, scales = quantise(keys, values)
+        return KVBlob(k, v, token_ids, scales)
 
     # ---- upkeep ----
 

@@ -11,6 +11,9 @@ from typing import Any
 from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 
+from kv_splice import SCHEME
+from sgl_stateful.settings import KVStorage
+
 _WEIGHTS = {".safetensors", ".bin", ".gguf"}
 _END_BYTES = 1 << 16
 _BLOCKS, _BLOCK_BYTES = 256, 1 << 12
@@ -97,6 +100,14 @@ def computation(server_args: Any, model_config: Any) -> dict[str, Any]:
 def kv_fingerprint(parts: dict[str, Any]) -> str:
     """Digest of everything that must be equal for KV to be exchangeable."""
     return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def fact_fingerprint(fingerprint: str, storage: KVStorage) -> str:
+    """Of facts' KV as it is kept, given that of the KV: the same where it is kept as it is.
+
+    Quantised KV is other KV, so that an encoding of one kind is never spliced for one of the other.
+    """
+    return fingerprint if storage == KVStorage.NATIVE else kv_fingerprint({"kv": fingerprint, "storage": SCHEME})
 
 
 def _blocks(path: Path) -> Iterator[bytes]:

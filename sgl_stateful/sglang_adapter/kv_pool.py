@@ -138,6 +138,7 @@ class KVPool:
             slots.long(),
             self.k_pools,
             self.v_pools,
+            scales=arena.scales(rows),
             rows=rows,
             is_neox=self.rope.is_neox,
         )

@@ -1,8 +1,8 @@
 """The fact arena: one copy of each encoded fact in memory, shared by every request that splices it.
 
-Two slabs, keys and values, each ``[num_layers, capacity_tokens, num_kv_heads, head_dim]``. A fact owns rows of the
-slabs; rows are handed out as few runs as possible, because the splice copies a run faster than single rows. The least
-recently used facts make room for new ones.
+A row is one token's keys and values in all layers. A fact owns rows; they are handed out as few runs as possible,
+because the splice copies a run faster than single rows. The least recently used facts make room for new ones. What a
+row is made of is in ``sgl_stateful.splice.slabs``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ from typing import NamedTuple
 
 import torch
 
+from kv_splice import ArenaScales, KVScales
 from memstore import EncodingId
+
+from .slabs import bytes_per_row, new_slabs
 
 
 class ArenaFullError(Exception):
@@ -22,7 +25,7 @@ class ArenaFullError(Exception):
 
 
 class ArenaStats(NamedTuple):
-    """Occupancy and traffic of the arena; tokens and bytes count keys and values of all layers."""
+    """Occupancy and traffic of the arena; bytes count keys, values and scales of all layers."""
 
     facts: int
     tokens: int
@@ -41,11 +44,14 @@ class FactArena:
     Parameters
     ----------
     budget_bytes
-        Upper bound for both slabs together. Memory is touched as facts arrive.
+        Upper bound for all facts together. Memory is touched as facts arrive.
     num_layers, num_kv_heads, head_dim
         Shape of one token's keys, and of its values.
-    dtype, device
-        Of both slabs; the KV pool's own.
+    dtype
+        Of keys and values: the KV pool's own, or ``torch.int8``. Of int8, a fact has a row more than it has tokens, for
+        the scales of its keys.
+    device
+        The KV pool's own.
     """
 
     def __init__(
@@ -58,11 +64,17 @@ class FactArena:
         dtype: torch.dtype,
         device: torch.device | str,
     ) -> None:
-        self.bytes_per_token = 2 * num_layers * num_kv_heads * head_dim * dtype.itemsize
-        self.capacity_tokens = budget_bytes // self.bytes_per_token
-        shape = (num_layers, self.capacity_tokens, num_kv_heads, head_dim)
-        self.keys = torch.empty(shape, dtype=dtype, device=device)  # before rotation
-        self.values = torch.empty(shape, dtype=dtype, device=device)
+        self.bytes_per_row = bytes_per_row(num_layers, num_kv_heads, head_dim, dtype=dtype)
+        self.capacity_tokens = budget_bytes // self.bytes_per_row
+        self._slabs = new_slabs(
+            self.capacity_tokens,
+            num_layers=num_layers,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            dtype=dtype,
+            device=device,
+        )
+        self.keys, self.values = self._slabs.keys, self._slabs.values
         self._rows: OrderedDict[EncodingId, torch.Tensor] = OrderedDict()
         self._token_ids: dict[EncodingId, array[int]] = {}
         self._free: list[tuple[int, int]] = [(0, self.capacity_tokens)] if self.capacity_tokens else []
@@ -83,7 +95,16 @@ class FactArena:
             return None
         self._hits += 1
         self._rows.move_to_end(encoding_id)
-        return rows
+        return rows[self._slabs.extra_rows :]
+
+    @property
+    def is_quantised(self) -> bool:
+        """Whether facts are held in int8."""
+        return self.keys.dtype == torch.int8
+
+    def scales(self, rows: torch.Tensor) -> ArenaScales | None:
+        """Scales for a splice of tokens out of ``rows``, which are on the arena's device; None where there are none."""
+        return self._slabs.scales(rows)
 
     def token_ids(self, encoding_id: EncodingId) -> array[int]:
         """The tokens of a fact that is present."""
@@ -97,6 +118,7 @@ class FactArena:
         *,
         token_ids: array[int],
         keep: frozenset[EncodingId],
+        scales: KVScales | None = None,
     ) -> torch.Tensor:
         """Copy a fact in, dropping old facts other than ``keep`` where room is needed.
 
@@ -104,6 +126,8 @@ class FactArena:
         ----------
         keys, values
             ``[num_layers, num_tokens, num_kv_heads, head_dim]``, keys before rotation.
+        scales
+            Of keys and values in int8, which only an arena in int8 takes, and nothing else.
 
         Returns
         -------
@@ -114,24 +138,24 @@ class FactArena:
         ArenaFullError
             The fact does not fit beside ``keep``; nothing was dropped for it.
         """
-        num_tokens = keys.shape[1]
+        assert (scales is not None) == self.is_quantised, f"{keys.dtype} for an arena of {self.keys.dtype}"
+        num_rows = keys.shape[1] + self._slabs.extra_rows
         self.drop(encoding_id)
         kept = sum(len(rows) for name, rows in self._rows.items() if name in keep)
-        if num_tokens > self.capacity_tokens - kept:
+        if num_rows > self.capacity_tokens - kept:
             raise ArenaFullError(
-                f"{num_tokens} tokens do not fit: {self.free_tokens} of {self.capacity_tokens} are free"
+                f"{keys.shape[1]} tokens do not fit: {self.free_tokens} of {self.capacity_tokens} are free"
             )
-        self._make_room(num_tokens, keep)
-        rows = self._take(num_tokens)
-        self.keys[:, rows] = keys.to(self.keys)
-        self.values[:, rows] = values.to(self.values)
+        self._make_room(num_rows, keep)
+        rows = self._take(num_rows)
+        self._slabs.write(rows, keys, values, scales)
         self._rows[encoding_id] = rows
         self._token_ids[encoding_id] = token_ids
-        return rows
+        return rows[self._slabs.extra_rows :]
 
     def fits_free(self, num_tokens: int) -> bool:
         """Whether a fact of that length fits without dropping another."""
-        return self.free_tokens >= num_tokens
+        return self.free_tokens >= num_tokens + self._slabs.extra_rows
 
     @property
     def free_tokens(self) -> int:
@@ -155,36 +179,36 @@ class FactArena:
 
     def stats(self) -> ArenaStats:
         """Occupancy and traffic so far."""
-        tokens = self.capacity_tokens - self.free_tokens
+        rows = self.capacity_tokens - self.free_tokens
         return ArenaStats(
             facts=len(self._rows),
-            tokens=tokens,
+            tokens=rows - len(self._rows) * self._slabs.extra_rows,
             capacity_tokens=self.capacity_tokens,
-            bytes=tokens * self.bytes_per_token,
+            bytes=rows * self.bytes_per_row,
             hits=self._hits,
             misses=self._misses,
             evictions=self._evictions,
         )
 
-    def _make_room(self, num_tokens: int, keep: frozenset[EncodingId]) -> None:
-        while self.free_tokens < num_tokens:
+    def _make_room(self, num_rows: int, keep: frozenset[EncodingId]) -> None:
+        while self.free_tokens < num_rows:
             self.drop(next(e for e in self._rows if e not in keep))
             self._evictions += 1
 
-    def _take(self, num_tokens: int) -> torch.Tensor:
+    def _take(self, num_rows: int) -> torch.Tensor:
         """Take rows: one run where a run is long enough, else the first runs that add up."""
-        whole = next((i for i, (start, end) in enumerate(self._free) if end - start >= num_tokens), None)
+        whole = next((i for i, (start, end) in enumerate(self._free) if end - start >= num_rows), None)
         pieces: list[torch.Tensor] = []
-        while num_tokens:
+        while num_rows:
             i = 0 if whole is None else whole
             start, end = self._free[i]
-            taken = min(end - start, num_tokens)
+            taken = min(end - start, num_rows)
             pieces.append(torch.arange(start, start + taken))
             if start + taken == end:
                 del self._free[i]
             else:
                 self._free[i] = (start + taken, end)
-            num_tokens -= taken
+            num_rows -= taken
         return torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.int64)
 
     def _give_back(self, rows: torch.Tensor) -> None:

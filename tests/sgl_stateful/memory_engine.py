@@ -11,12 +11,19 @@ from typing import Any, NamedTuple
 import torch
 import xxhash
 
+from kv_splice import quantise
 from memstore import BlobStoreError, Encoding, FactId, KVBlobs
 from sgl_stateful.directive import Capture, CaptureItem, Directive
 from sgl_stateful.engine_port import PrefillResult
 from sgl_stateful.sessions.hold import Hold
 
-DESCRIPTION = {"fingerprint": "memory-engine", "dtype": "float32", "pool_tokens": 1 << 20}
+DESCRIPTION = {
+    "fingerprint": "memory-engine",
+    "fact_fingerprint": "memory-engine",
+    "kv_storage": "native",
+    "dtype": "float32",
+    "pool_tokens": 1 << 20,
+}
 
 
 class Sent(NamedTuple):
@@ -137,5 +144,9 @@ class MemoryEngine:
         described = dict(item.encoding)
         described["saw"] = tuple((FactId(fact_id), version) for fact_id, version in described["saw"])
         described["token_ids"] = tuple(token_ids[start:end])
-        self._blobs.put(Encoding(**described), k, v)
-        return k.nbytes + v.nbytes
+        if self.description["kv_storage"] == "native":
+            self._blobs.put(Encoding(**described), k, v)
+            return k.nbytes + v.nbytes
+        k8, v8, scales = quantise(k, v)
+        self._blobs.put(Encoding(**described), k8, v8, scales=scales)
+        return sum(tensor.nbytes for tensor in (k8, v8, *scales))

@@ -1,6 +1,9 @@
+from __future__ import annotations
+
 from array import array
 from collections import OrderedDict
 from itertools import pairwise
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -8,21 +11,25 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from kv_splice import KVScales, quantise
 from memstore import EncodingId
 from sgl_stateful.splice import ArenaFullError, FactArena
 
 LAYERS, HEADS, DIM = 2, 1, 2
 BYTES_PER_TOKEN = 2 * LAYERS * HEADS * DIM * 4  # keys and values, fp32
+# Keys and values, an fp16 scale of a head's values in each layer, and where the scales of its keys are.
+BYTES_PER_INT8 = 2 * LAYERS * HEADS * DIM + 2 * LAYERS * HEADS + 8
 NAMES = [EncodingId(letter * 4) for letter in "abcdefgh"]
 
 
-def arena_of(tokens: int, *, spare_bytes: int = 0) -> FactArena:
+def arena_of(rows: int, *, spare_bytes: int = 0, dtype: torch.dtype = torch.float32) -> FactArena:
+    row_bytes = BYTES_PER_INT8 if dtype == torch.int8 else BYTES_PER_TOKEN
     return FactArena(
-        budget_bytes=tokens * BYTES_PER_TOKEN + spare_bytes,
+        budget_bytes=rows * row_bytes + spare_bytes,
         num_layers=LAYERS,
         num_kv_heads=HEADS,
         head_dim=DIM,
-        dtype=torch.float32,
+        dtype=dtype,
         device="cpu",
     )
 
@@ -36,18 +43,38 @@ def is_run(rows: torch.Tensor) -> bool:
     return all(b == a + 1 for a, b in pairwise(rows.tolist()))
 
 
+class Content(NamedTuple):
+    """What the model remembers of a fact."""
+
+    k: torch.Tensor
+    v: torch.Tensor
+    scales: KVScales | None
+    rows: int
+
+    def copy(self) -> Content:
+        scales = None if self.scales is None else KVScales(*(tensor.clone() for tensor in self.scales))
+        return Content(self.k.clone(), self.v.clone(), scales, self.rows)
+
+
 class ArenaMachine(RuleBasedStateMachine):
     """The arena against a dict in order of use, which knows lengths and contents only."""
+
+    dtype = torch.float32
+    row_bytes = BYTES_PER_TOKEN
+    extra_rows = 0
 
     @initialize(capacity=st.integers(0, 24))
     def open(self, capacity: int) -> None:
         self.capacity = capacity
-        self.arena = arena_of(capacity, spare_bytes=BYTES_PER_TOKEN - 1)
-        self.model: OrderedDict[EncodingId, tuple[torch.Tensor, torch.Tensor]] = OrderedDict()
+        self.arena = arena_of(capacity, spare_bytes=self.row_bytes - 1, dtype=self.dtype)
+        self.model: OrderedDict[EncodingId, Content] = OrderedDict()
         self.made = self.evicted = self.hits = self.misses = 0
 
+    def made_of(self, tokens: int) -> Content:
+        return Content(*content(self.made, tokens), None, tokens)
+
     def model_free(self) -> int:
-        return self.capacity - sum(k.shape[1] for k, _ in self.model.values())
+        return self.capacity - sum(fact.rows for fact in self.model.values())
 
     def longest_free_run(self) -> int:
         taken = {row for name in self.model for row in self.arena._rows[name].tolist()}
@@ -60,28 +87,26 @@ class ArenaMachine(RuleBasedStateMachine):
     @rule(name=st.sampled_from(NAMES), tokens=st.integers(0, 9), keep=st.frozensets(st.sampled_from(NAMES)))
     def put(self, name: EncodingId, tokens: int, keep: frozenset[EncodingId]) -> None:
         self.made += 1
-        k, v = content(self.made, tokens)
+        fact = self.made_of(tokens)
+        ids = array("q", range(fact.k.shape[1]))
         self.model.pop(name, None)
-        evictable = sum(k.shape[1] for n, (k, _) in self.model.items() if n not in keep)
-        if self.model_free() + evictable < tokens:  # then nothing is dropped in vain
-            with pytest.raises(ArenaFullError, match=f"{tokens} tokens do not fit"):
-                self.arena.put(name, k, v, token_ids=array("q", range(tokens)), keep=keep)
+        evictable = sum(other.rows for n, other in self.model.items() if n not in keep)
+        if self.model_free() + evictable < fact.rows:  # then nothing is dropped in vain
+            with pytest.raises(ArenaFullError, match=f"{len(ids)} tokens do not fit"):
+                self.arena.put(name, fact.k, fact.v, token_ids=ids, keep=keep, scales=fact.scales)
             return
-        while self.model_free() < tokens:
+        while self.model_free() < fact.rows:
             del self.model[next(n for n in self.model if n not in keep)]
             self.evicted += 1
-        rows = self.arena.put(name, k, v, token_ids=array("q", range(tokens)), keep=keep)
+        rows = self.arena.put(name, fact.k, fact.v, token_ids=ids, keep=keep, scales=fact.scales)
+        assert len(rows) == len(ids)
         # Its own rows count as free: the longest run that there was before is the one that it could have had.
-        run_there_was = self.longest_free_run_before(rows)
-        self.model[name] = (k.clone(), v.clone())
-        k.fill_(float("nan"))  # the arena holds a copy
-        v.fill_(float("nan"))
-        if run_there_was >= tokens:
+        run_there_was = self.longest_free_run()
+        self.model[name] = fact.copy()
+        for tensor in (fact.k, fact.v, *(fact.scales or ())):
+            tensor.fill_(99)  # the arena holds a copy
+        if run_there_was >= fact.rows:
             assert is_run(rows)
-
-    def longest_free_run_before(self, rows: torch.Tensor) -> int:
-        del rows  # not in the model yet, so counted as free
-        return self.longest_free_run()
 
     @rule(name=st.sampled_from(NAMES))
     def use(self, name: EncodingId) -> None:
@@ -107,34 +132,63 @@ class ArenaMachine(RuleBasedStateMachine):
         assert [name for name in NAMES if name in self.arena] == [name for name in NAMES if name in self.model]
         assert list(self.arena._rows) == list(self.model), "order of use"
         taken: list[int] = []
-        for name, (k, v) in self.model.items():
-            rows = self.arena._rows[name]
-            assert rows.dtype == torch.int64
-            assert torch.equal(self.arena.keys[:, rows], k)
-            assert torch.equal(self.arena.values[:, rows], v)
-            taken += rows.tolist()
+        for name, fact in self.model.items():
+            owned = self.arena._rows[name]
+            assert owned.dtype == torch.int64
+            assert len(owned) == fact.rows
+            rows = owned[self.extra_rows :]
+            assert torch.equal(self.arena.keys[:, rows], fact.k)
+            assert torch.equal(self.arena.values[:, rows], fact.v)
+            self.check_scales(rows, fact)
+            taken += owned.tolist()
         assert len(taken) == len(set(taken)), "facts share a row"
         assert all(0 <= row < self.capacity for row in taken)
         assert self.arena.free_tokens == self.model_free()
-        assert self.arena.fits_free(self.model_free())
-        assert not self.arena.fits_free(self.model_free() + 1)
+        assert not self.arena.fits_free(self.model_free() - self.extra_rows + 1)
+        if self.model_free() >= self.extra_rows:
+            assert self.arena.fits_free(self.model_free() - self.extra_rows)
+
+    def check_scales(self, rows: torch.Tensor, fact: Content) -> None:
+        assert self.arena.scales(rows) is None
 
     @invariant()
     def counts(self) -> None:
         used = self.capacity - self.model_free()
         assert self.arena.stats() == (
             len(self.model),
-            used,
+            used - self.extra_rows * len(self.model),
             self.capacity,
-            used * BYTES_PER_TOKEN,
+            used * self.row_bytes,
             self.hits,
             self.misses,
             self.evicted,
         )
 
 
+class Int8ArenaMachine(ArenaMachine):
+    """Facts of at least one token, with a row of their own for the scales of their keys."""
+
+    dtype = torch.int8
+    row_bytes = BYTES_PER_INT8
+    extra_rows = 1
+
+    def made_of(self, tokens: int) -> Content:
+        k, v, scales = quantise(*content(self.made, max(tokens, 1)))
+        return Content(k, v, scales, max(tokens, 1) + 1)
+
+    def check_scales(self, rows: torch.Tensor, fact: Content) -> None:
+        found = self.arena.scales(rows)
+        assert found is not None
+        assert fact.scales is not None
+        for token in range(len(rows)):
+            assert torch.equal(found.keys[:, found.sets[token]], fact.scales.keys)
+        assert torch.equal(found.values[:, rows], fact.scales.values)
+
+
 TestArenaMachine = ArenaMachine.TestCase
-TestArenaMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestInt8ArenaMachine = Int8ArenaMachine.TestCase
+for machine in (TestArenaMachine, TestInt8ArenaMachine):
+    machine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 
 
 def test_the_least_recently_used_fact_makes_room() -> None:
@@ -177,3 +231,32 @@ def test_other_dtypes_are_rounded_once_to_the_pools() -> None:
     rows = arena.put(NAMES[0], k, v, token_ids=array("q", range(k.shape[1])), keep=frozenset())
     assert torch.equal(arena.keys[:, rows], k.bfloat16())
     assert torch.equal(arena.values[:, rows], v.bfloat16())
+
+
+def test_an_arena_takes_its_own_kind_alone() -> None:
+    native, int8 = arena_of(9), arena_of(9, dtype=torch.int8)
+    assert (native.is_quantised, int8.is_quantised) == (False, True)
+    k, v = content(1, 3)
+    quantised = quantise(k, v)
+    ids = array("q", range(3))
+    with pytest.raises(AssertionError, match=r"torch.int8 for an arena of torch.float32"):
+        native.put(NAMES[0], *quantised[:2], token_ids=ids, keep=frozenset(), scales=quantised[2])
+    with pytest.raises(AssertionError, match=r"torch.float32 for an arena of torch.int8"):
+        int8.put(NAMES[0], k, v, token_ids=ids, keep=frozenset())
+    assert (native.free_tokens, int8.free_tokens) == (9, 9)
+
+
+def test_int8_holds_nearly_twice_the_facts() -> None:
+    """Of SmolLM2-135M: 30 layers of 3 heads of 64, and facts of 23 tokens."""
+    k, v = torch.randn(2, 30, 23, 3, 64).bfloat16()
+    held = []
+    for dtype in (torch.bfloat16, torch.int8):
+        arena = FactArena(budget_bytes=32 << 20, num_layers=30, num_kv_heads=3, head_dim=64, dtype=dtype, device="cpu")
+        parts = (k, v, None) if dtype == torch.bfloat16 else quantise(k, v)
+        while arena.fits_free(23):
+            name = EncodingId(f"{len(arena.ids()):04x}")
+            arena.put(name, *parts[:2], token_ids=array("q", range(23)), keep=frozenset(), scales=parts[2])
+        assert arena.stats().evictions == 0
+        held.append(arena.stats().facts)
+    assert held[0] == (32 << 20) // (23 * 2 * 30 * 3 * 64 * 2)
+    assert held[1] >= 1.85 * held[0]

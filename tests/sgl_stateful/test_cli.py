@@ -146,6 +146,21 @@ def test_an_option_out_of_range_is_refused_by_name(launched: list[list[str]]) ->
     assert launched == []
 
 
+def test_how_kv_is_stored_reaches_the_settings(launched: list[list[str]]) -> None:
+    assert cli.StatefulSettings().kv_storage == "native"
+    result = CliRunner().invoke(cli.app, ["serve", "--model", "m", "--kv-storage", "int8"])
+    assert result.exit_code == 0, result.output
+    assert cli.StatefulSettings().kv_storage == "int8"
+    result = CliRunner().invoke(cli.app, ["serve", "--model", "m", "--kv-storage", "int4"])
+    assert result.exit_code == 2
+    assert "kv-storage" in result.stderr
+
+
+def test_a_storage_that_is_not_known_is_refused(launched: list[list[str]]) -> None:
+    os.environ["SGL_STATEFUL_KV_STORAGE"] = "fp8"
+    assert "kv_storage" in refusal(launched)
+
+
 def test_a_header_that_does_not_end_its_line_is_refused(launched: list[list[str]]) -> None:
     os.environ["SGL_STATEFUL_HEADER"] = "Facts:"
     assert "header" in refusal(launched).lower()

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 from sglang.srt.server_args import ServerArgs
 
+from sgl_stateful.settings import KVStorage
 from sgl_stateful.sglang_adapter.fingerprint import (
     computation,
+    fact_fingerprint,
     kv_fingerprint,
     model_digest,
     model_directory,
@@ -86,6 +88,13 @@ def test_a_fingerprint_depends_on_every_part_and_on_no_order() -> None:
     parts = {"model": "m", "layers": 2, "dtype": "bfloat16"}
     assert kv_fingerprint(parts) == kv_fingerprint(dict(reversed(parts.items())))
     assert len({kv_fingerprint(parts), *(kv_fingerprint(parts | {name: "other"}) for name in parts)}) == 4
+
+
+def test_quantised_facts_are_other_facts_and_native_ones_are_what_they_were() -> None:
+    one, other = kv_fingerprint({"model": "m"}), kv_fingerprint({"model": "n"})
+    assert fact_fingerprint(one, KVStorage.NATIVE) == one
+    assert len({one, other, fact_fingerprint(one, KVStorage.INT8), fact_fingerprint(other, KVStorage.INT8)}) == 4
+    assert fact_fingerprint(one, KVStorage.INT8) == fact_fingerprint(one, KVStorage.INT8)
 
 
 # ---- weights ----

@@ -4,15 +4,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from words import ByteTokenizer
 
+from kv_splice import quantise, rotate_keys, unrotate_keys
 from sgl_stateful.directive import Capture, Directive, KeepProbe, Splice
 from sgl_stateful.encoding.codec import FactCodec
 from sgl_stateful.engine_port import PrefillResult
 from sgl_stateful.errors import UnverifiedSplice
 from sgl_stateful.selftest import kl_divergence, run_self_test
+from sgl_stateful.settings import KVStorage
 
 CONTEXT = tuple(b"<user>\n")
 weights = st.lists(st.floats(0.01, 1.0), min_size=4, max_size=4)
@@ -82,9 +85,9 @@ def report(k_error: float, v_error: float) -> dict[str, Any]:
     return {"spliced_tokens": 100, "k_error": k_error, "k_scale": 8.0, "v_error": v_error, "v_scale": 2.0}
 
 
-async def run(engine: ProbedEngine, dtype: str = "bfloat16") -> Any:
+async def run(engine: ProbedEngine, dtype: str = "bfloat16", storage: KVStorage = KVStorage.NATIVE) -> Any:
     codec = FactCodec(ByteTokenizer(), context=CONTEXT, model_fingerprint="m")
-    return await run_self_test(engine, codec, salt="salt", dtype=dtype)
+    return await run_self_test(engine, codec, salt="salt", dtype=dtype, storage=storage)
 
 
 # Half a unit in the last place is 2**-9 of a value in bfloat16, 2**-12 in float16; four roundings: 2**-7 and 2**-10.
@@ -110,6 +113,38 @@ async def test_layer_zero_decides(dtype: str, k_error: float, v_error: float, pa
     assert verdict.kl == pytest.approx(0.0, abs=1e-12)
     assert verdict.k_error == pytest.approx(k_error / 8, nan_ok=True)
     assert verdict.as_dict()["v_error"] == v_error / 2
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("dtype", "k_error", "v_error", "passed"),
+    [
+        ("float32", 8 / 127, 2 / 127, True),
+        ("float32", 8 / 126, 0.0, False),
+        ("float32", 0.0, 2 / 126, False),
+        ("bfloat16", 8 * (2**-7 + 1 / 127), 0.0, True),
+        ("bfloat16", 8 * (2**-6 + 1 / 127), 0.0, False),
+        ("bfloat16", math.nan, 0.0, False),
+    ],
+)
+async def test_int8_may_be_off_by_a_step_besides(dtype: str, k_error: float, v_error: float, passed: bool) -> None:
+    verdict = await run(ProbedEngine(report(k_error, v_error)), dtype, KVStorage.INT8)
+    assert verdict.passed is passed
+
+
+def test_a_step_of_int8_is_what_rotation_makes_of_rounding() -> None:
+    """Keys of one pair, all of them as long as the largest number that is served allows: on a square."""
+    angles = torch.linspace(0, 2 * math.pi, 5000)
+    served = torch.stack((angles.cos(), angles.sin()), dim=-1)[None, :, None]
+    served /= served.abs().amax(-1, keepdim=True)
+    errors = []
+    for turn in (0.0, 0.3, math.pi / 4, 2.0):
+        cos_sin = torch.tensor([[math.cos(turn), math.sin(turn)]]).expand(len(angles), 2)
+        plain = unrotate_keys(served, cos_sin, is_neox=True)
+        k, _, scales = quantise(plain, plain)
+        back = rotate_keys(k.float() * scales.keys[:, None].float(), cos_sin, is_neox=True)
+        errors.append((back - served).abs().max().item())
+    assert 0.9 / 127 <= max(errors) <= 1 / 127 + 1e-5
 
 
 @pytest.mark.anyio

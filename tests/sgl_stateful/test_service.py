@@ -400,6 +400,36 @@ async def test_changed_weights_leave_no_encoding_in_use(make_service: Make, engi
     await stopped(service)
 
 
+async def test_another_storage_encodes_everything_anew_and_keeps_both_apart(
+    make_service: Make, engine: MemoryEngine, blobs: KVBlobs
+) -> None:
+    native = make_service()
+    facts = await started(native)
+    before = prepare(native).directive
+    assert isinstance(before, Splice)
+    engine.description |= {"fact_fingerprint": "memory-engine in int8", "kv_storage": "int8"}
+    int8 = make_service()
+    engine.gate = gate = asyncio.Event()
+    await int8.start()
+    assert prepare(int8).report.not_encoded == 3, "none of the other kind is served meanwhile"
+    engine.gate = None
+    gate.set()
+    assert await int8.wait_for_kv("ana", [f.id for f in facts]) == []  # nobody has asked for them
+    after = prepare(int8).directive
+    assert isinstance(after, Splice)
+    assert after.fingerprint != before.fingerprint
+    assert not {span.encoding_id for span in before.spans} & {span.encoding_id for span in after.spans}
+    for splice, is_int8 in ((before, False), (after, True)):
+        for span in splice.spans:
+            blob = blobs.load(span.encoding_id)
+            assert blob is not None
+            assert (blob.scales is not None) == is_int8
+    assert prepare(native).directive == before, "switched back, nothing is to be encoded"
+    for task in int8._tasks.values():
+        task.cancel()
+    await stopped(native)
+
+
 @pytest.mark.parametrize("situation", ["first request of a server", "changed weights"])
 async def test_waiting_begins_before_the_encoder_has_looked(make_service: Make, situation: str) -> None:
     service = make_service()

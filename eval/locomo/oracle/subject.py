@@ -50,5 +50,5 @@ def read_subject(client: OracleClient, blobs: KVBlobs, *, owner: str, fact_id: s
     placements: tuple[Placement, ...] = ("system", "tail")
     templates = {at: client.template(question, (fact.id, token_ids), owner=owner, placement=at) for at in placements}
     context = (*templates["tail"].head, *templates["tail"].header)
-    check_context(context, fingerprint=status["fingerprint"], model_fingerprint=status["model"]["fingerprint"])
+    check_context(context, fingerprint=status["fingerprint"], model_fingerprint=status["model"]["fact_fingerprint"])
     return Subject(owner, templates, context, encodings)
