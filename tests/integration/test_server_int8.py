@@ -1,0 +1,113 @@
+"""A server that keeps facts in int8, beside the shared one that keeps them as they are, and full prefill of both."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from engines import RunningServer
+
+from locomo.client import MemoryClient
+from locomo.fidelity import kl_divergence
+from locomo.server import ServerProcess
+
+pytestmark = pytest.mark.engine
+
+OWNER = "int8"
+TOP = 1000
+TURNS = [
+    ("Noor", "I finally adopted a tortoise. His name is Admiral."),
+    ("Ivo", "Admiral is a great name! How old is he?"),
+    ("Noor", "He is forty, and he sleeps from November to March."),
+    ("Ivo", "My cousin Petra moved to Bergen for a job at the aquarium."),
+    ("Noor", "Bergen! Does she mind the rain?"),
+    ("Ivo", "She does not, and she has started to draw the harbour."),
+    ("Noor", "I am learning the cello, and practise before breakfast."),
+    ("Ivo", "I tried to repair the boiler yesterday and flooded the kitchen."),
+]
+QUESTIONS = ("What is Noor's tortoise called?", "Where does Petra live?", "What did Ivo flood?", "How old is Admiral?")
+
+
+@pytest.fixture(scope="module")
+def int8_server(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    folder = tmp_path_factory.mktemp("int8-server")
+    flags = ["--policy", "ladder:0+4", "--kv-storage", "int8", "--dtype", "float32"]
+    flags += ["--max-total-tokens", "3000", "--arena-mib", "64"]
+    with ServerProcess(model_dir, folder / "memory", flags=flags, log=folder / "server.log") as process:
+        client = MemoryClient(process.url)
+        yield RunningServer(process.url, folder / "memory", client, process)
+        client.close()
+
+
+def add_turns(url: str) -> None:
+    facts = [{"text": text, "speaker": speaker, "time": "3 May, 2024", "stream": "chat"} for speaker, text in TURNS]
+    body = {"owner": OWNER, "facts": facts, "wait": True}
+    reply = httpx.post(f"{url}/v1/memory/facts", json=body, timeout=300)
+    assert reply.status_code == 200, reply.text
+    assert reply.json()["kv_pending"] == []
+
+
+@pytest.fixture(scope="module")
+def both(server: RunningServer, int8_server: RunningServer) -> tuple[RunningServer, RunningServer]:
+    """The native server and the one in int8, with the same facts encoded."""
+    for one in (server, int8_server):
+        add_turns(one.url)
+    return server, int8_server
+
+
+def ids_of(server: RunningServer, text: str) -> list[int]:
+    body = {"model": "default", "prompt": text, "add_special_tokens": False}
+    ids: list[int] = httpx.post(f"{server.url}/tokenize", json=body, timeout=60).json()["tokens"]
+    return ids
+
+
+def first_token(server: RunningServer, question: str, mode: str) -> dict[int, float]:
+    """Log probabilities of the answer's first token behind all facts and a question."""
+    head = ids_of(server, "<|im_start|>user\n")
+    tail = ids_of(server, f"{question}<|im_end|>\n<|im_start|>assistant\n")
+    memory: dict[str, Any] = {"owner": OWNER, "k": len(TURNS), "query": question, "order": "chronological"}
+    steps = server.client.continue_greedily(head, tail, steps=1, top=TOP, memory={**memory, "mode": mode})
+    assert steps.memory["tier"] == {"splice": "spliced", "text": "text"}[mode], steps.memory
+    return steps.distributions[0]
+
+
+def test_the_self_test_passes_and_the_status_says_how_facts_are_kept(
+    server: RunningServer, int8_server: RunningServer
+) -> None:
+    native, int8 = server.client.status(), int8_server.client.status()
+    assert native["verified"]
+    assert int8["verified"]
+    assert (native["model"]["kv_storage"], int8["model"]["kv_storage"]) == ("native", "int8")
+    assert native["model"]["fingerprint"] == int8["model"]["fingerprint"], "sessions' KV is as it was"
+    assert native["fingerprint"] != int8["fingerprint"]
+
+
+def test_the_first_token_is_as_far_from_full_prefill_as_with_native_kv(
+    both: tuple[RunningServer, RunningServer],
+) -> None:
+    """In transformers, eight facts in int8 changed this model's next token by 3e-5 to 7e-5 nats."""
+    native, int8 = both
+    to_native, native_off, int8_off = [], [], []
+    for question in QUESTIONS:
+        # Spliced first: where full prefill of a prompt is cached, it is used instead.
+        spliced = {one: first_token(one, question, "splice") for one in both}
+        exact = {one: first_token(one, question, "text") for one in both}
+        assert kl_divergence(exact[native], exact[int8]) <= 1e-5, "full prefill does not depend on the storage"
+        to_native.append(kl_divergence(spliced[native], spliced[int8]))
+        native_off.append(kl_divergence(exact[native], spliced[native]))
+        int8_off.append(kl_divergence(exact[int8], spliced[int8]))
+    assert 0 < max(to_native) <= 1e-3
+    assert abs(statistics.mean(int8_off) - statistics.mean(native_off)) <= 0.01
+
+
+def test_an_encoding_takes_about_a_quarter_of_fp32(both: tuple[RunningServer, RunningServer]) -> None:
+    per_token = []
+    for one in both:
+        policies = one.client.status()["encoder"]["policies"].values()
+        per_token.append(sum(p["bytes"] for p in policies) / sum(p["fact_tokens"] for p in policies))
+    assert per_token[0] == 2 * 30 * 3 * 64 * 4  # K and V of 30 layers, 3 heads of 64 channels
+    assert per_token[1] <= 0.55 / 2 * per_token[0]
