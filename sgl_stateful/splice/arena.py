@@ -17,7 +17,7 @@ import torch
 from kv_splice import ArenaScales, KVScales
 from memstore import EncodingId
 
-from .slabs import bytes_per_row, new_slabs
+from .slabs import bytes_per_row, new_slabs, runs_of
 
 
 class ArenaFullError(Exception):
@@ -212,12 +212,8 @@ class FactArena:
         return torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.int64)
 
     def _give_back(self, rows: torch.Tensor) -> None:
-        ids = rows.tolist()
-        start = 0
-        for i in range(1, len(ids) + 1):
-            if i == len(ids) or ids[i] != ids[i - 1] + 1:
-                insort(self._free, (ids[start], ids[i - 1] + 1))
-                start = i
+        for run in runs_of(rows):
+            insort(self._free, run)
         merged: list[tuple[int, int]] = []
         for run in self._free:
             if merged and merged[-1][1] == run[0]:

@@ -39,8 +39,8 @@ class NativeSlabs:
 
     def write(self, rows: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scales: KVScales | None) -> None:
         """Round to the slabs' dtype, and copy."""
-        self.keys[:, rows] = keys.to(self.keys)
-        self.values[:, rows] = values.to(self.values)
+        _copy(keys, self.keys, rows)
+        _copy(values, self.values, rows)
 
     def scales(self, rows: torch.Tensor) -> None:
         """Nothing."""
@@ -71,13 +71,32 @@ class Int8Slabs:
         first, rows = rows[0], rows[1:]
         self._key_scales[:, first] = scales.keys.to(self.keys.device)
         self._scale_rows[rows] = first.to(self.keys.device)
-        self.keys[:, rows] = keys.to(self.keys.device)
-        self.values[:, rows] = values.to(self.keys.device)
-        self._value_scales[:, rows] = scales.values.to(self.keys.device)
+        _copy(keys, self.keys, rows)
+        _copy(values, self.values, rows)
+        _copy(scales.values, self._value_scales, rows)
 
     def scales(self, rows: torch.Tensor) -> ArenaScales:
         """All of the arena's, and where those of these rows are."""
         return ArenaScales(self._key_scales, self._scale_rows[rows], self._value_scales)
+
+
+def runs_of(rows: torch.Tensor) -> list[tuple[int, int]]:
+    """Runs ``[start, end)`` of consecutive numbers that ``rows [num_rows]`` consists of, in its order."""
+    runs: list[tuple[int, int]] = []
+    for row in rows.tolist():
+        if runs and runs[-1][1] == row:
+            runs[-1] = (runs[-1][0], row + 1)
+        else:
+            runs.append((row, row + 1))
+    return runs
+
+
+def _copy(source: torch.Tensor, slab: torch.Tensor, rows: torch.Tensor) -> None:
+    """``slab[:, rows] = source``, run by run: on a CPU, writing by an index takes ten times as long as a slice."""
+    at = 0
+    for start, end in runs_of(rows):
+        slab[:, start:end] = source[:, at : at + end - start]
+        at += end - start
 
 
 def bytes_per_row(num_layers: int, num_kv_heads: int, head_dim: int, *, dtype: torch.dtype) -> int:
