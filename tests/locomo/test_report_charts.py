@@ -19,6 +19,7 @@ from locomo.reporting.scores import Estimate, arms_of, at_k, main_k
         ("splice/window:20/tail@50", "splice, window 20, tail", 50, 20),
         ("splice/anchor:8/head@1", "splice, anchor 8, head", 1, 8),
         ("splice/ladder:0+4/tail@10", "splice, ladder 0+4, tail", 10, None),
+        ("splice/anchor:8/first:2+last:9/tail@5", "splice, anchor 8, first 2 and last 9 anew, tail", 5, 8),
         ("splice/tail", "splice, tail", None, None),
         ("oracle/text/tail@10", "evidence as text, tail", 10, None),
         ("floor/shuffled@10", "floor: facts in another order", 10, None),

@@ -36,6 +36,7 @@ def conversation(name: str, counts: dict[Category, int]) -> Conversation:
         "none",
         "text/head@5",
         "splice/ladder:0+4/tail@10",
+        "splice/ladder:0+4/first:2+last:32/tail@10",
         "oracle/text/tail@3",
         "floor/fp32@10",
         "floor/shuffled/head@4",
@@ -60,6 +61,8 @@ def test_sound_arms_are_taken(name: str) -> None:
         "",
         "floor/shuffled/tail@5",
         "oracle/floor/shuffled@5",
+        "splice/anchor:4/first:0/tail@5",
+        "splice/anchor:4/last:3+first:2/tail@5",
     ],
 )
 def test_what_cannot_be_run_is_refused_by_name(name: str) -> None:
@@ -182,6 +185,16 @@ def test_the_swapped_floor_replaces_one_fact_that_answers_nothing_by_the_next_th
     # O0 would be next, but it answers; so O2 it is. Of the served ones O3 and O5 answer, and stay.
     asked = question(0, Category.MULTI_HOP, evidence=("D1:0", "D1:3", "D1:5"))
     assert served("floor/swapped@3", asked) == ("O5", "O2", "O3")
+
+
+def test_a_repair_is_of_the_arm_and_goes_with_what_it_serves() -> None:
+    arm = parse_arm("splice/anchor:4/last:32/tail@2")
+    assert (arm.policy, arm.repair, arm.placement) == ("anchor:4", "last:32", "tail")
+    asked, retrieved = question(0, Category.SINGLE_HOP), ("O3", "O1")
+    found = served_by(arm, asked, retrieved=retrieved, units=UNITS, seed=0)
+    assert (found.policy, found.repair) == ("anchor:4", "last:32")
+    plain = parse_arm("splice/anchor:4/tail@2")
+    assert served_by(plain, asked, retrieved=retrieved, units=UNITS, seed=0).repair == "none"
 
 
 def test_selections_by_name() -> None:

@@ -80,6 +80,14 @@ def test_a_splice_at_the_head_is_held_against_the_floor_at_the_head() -> None:
     assert distance_of(alone.arms[1], alone)["kl_over_shuffle_floor"] is None
 
 
+def test_what_was_not_served_in_the_tier_of_its_arm_is_left_out() -> None:
+    repaired = "splice/window:2/first:4/tail@10"
+    tiers = ["spliced", "repaired", "partial", "text"]
+    entries = {("c", at): Entry(QUESTION, "", tier, None, {"kl_answer": at}) for at, tier in enumerate(tiers)}
+    assert Arm(WINDOW, parse_arm(WINDOW), entries).figure("kl_answer") == {("c", 0): 0.0}
+    assert Arm(repaired, parse_arm(repaired), entries).figure("kl_answer") == {("c", 1): 1.0}
+
+
 def test_the_best_arm_is_chosen_on_the_questions_that_all_have() -> None:
     def kl(*values: float | None) -> list[dict[str, Any]]:
         return [{} if value is None else {"kl_answer": value} for value in values]
@@ -91,6 +99,7 @@ def test_the_best_arm_is_chosen_on_the_questions_that_all_have() -> None:
         "splice/window:0/tail@10": kl(None, None, None),
         "oracle/splice/window:2/tail@10": kl(0.1, 0.1, 0.1),
         "splice/window:2/tail@5": kl(0.1, 0.1, 0.1),
+        "splice/window:2/first:4/tail@10": kl(0.1, 0.1, 0.1),
         "floor/swapped@10": kl(0.1, 0.1, 0.1),
         "text/tail@10": kl(0.0, 0.0, 0.0),
     }

@@ -38,18 +38,22 @@ class Served:
         ``tail``: in the last user message, before the question; ``head``: at the end of the system message.
     policy
         Encoding policy that is spliced; None prefills the units as text.
+    repair
+        Which tokens of spliced units are computed anew, as the server takes it.
     """
 
     units: tuple[str, ...]
     placement: str
     policy: str | None
+    repair: str = "none"
 
 
-TIERS = ("spliced", "partial", "exact", "text", "none")
+TIERS = ("spliced", "repaired", "partial", "exact", "text", "none")
 """How units got into a prompt, from what a spliced arm asks for to nothing.
 
-``spliced``: all from their encodings; ``partial``: some from their encodings, and others, that had none, prefilled as
-text; ``exact``: all from the cache of an earlier prefill of the same prompt; ``text``: all prefilled.
+``spliced``: all from their encodings; ``repaired``: so, but for the tokens that were to be computed anew; ``partial``:
+some from their encodings, and others, that had none, prefilled as text; ``exact``: all from the cache of an earlier
+prefill of the same prompt; ``text``: all prefilled.
 """
 
 

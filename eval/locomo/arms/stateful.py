@@ -167,7 +167,8 @@ class StatefulServer:
         if served.units:
             memory["facts"] = [self._fact_ids[unit] for unit in served.units]
             memory["mode"] = "text" if served.policy is None else "splice"
-            memory |= {"policy": served.policy} if served.policy is not None else {}
+            if served.policy is not None:
+                memory |= {"policy": served.policy, "repair": served.repair}
         else:
             memory["mode"] = "off"
         return {"input_ids": ids, "sampling_params": {**sampling, "custom_params": {"memory": memory}}}
@@ -202,9 +203,9 @@ class StatefulServer:
 
 
 def _tier_of(report: dict[str, Any]) -> str:
-    """The server's tier, and ``partial`` where it says ``spliced`` of a prompt some of whose facts were prefilled."""
+    """The server's tier, and ``partial`` where it spliced a prompt some of whose facts had no encoding."""
     tier: str = report["tier"]
-    return "partial" if tier == "spliced" and report["not_encoded"] else tier
+    return "partial" if tier in ("spliced", "repaired") and report["not_encoded"] else tier
 
 
 def _tokens_of(report: dict[str, Any]) -> dict[str, int]:

@@ -27,6 +27,8 @@ class ArmName:
         One of `KINDS`, or the first part of a name that follows none of them.
     policy
         How facts are encoded, as in ``window:5``; None for what is not spliced.
+    repair
+        Which tokens of spliced facts are computed anew, as in ``first:4``; None where none are.
     placement
         ``head`` or ``tail``; None where the name has none, as of a floor at the tail.
     oracle
@@ -41,6 +43,7 @@ class ArmName:
     placement: str | None
     oracle: bool
     k: int | None
+    repair: str | None = None
 
     @property
     def family(self) -> str | None:
@@ -70,11 +73,13 @@ class ArmName:
         if self.policy:
             family, _, number = self.policy.partition(":")
             words += f", {family} {number}" if number else f", {family}"
+        if self.repair:
+            words += f", {self.repair.replace(':', ' ').replace('+', ' and ')} anew"
         if self.placement:
             words += f", {self.placement}"
         return f"evidence as {words}" if self.oracle else words
 
-    def _key(self) -> tuple[bool, bool, int, int, int, int, str, str, int]:
+    def _key(self) -> tuple[bool, bool, int, int, int, int, str, str, str, int]:
         floors = list(FLOORS)
         return (
             self.floor is not None,
@@ -84,6 +89,7 @@ class ArmName:
             floors.index(self.floor) if self.floor in floors else len(floors),
             self.length or 0,
             self.policy or "",
+            self.repair or "",
             self.series,
             self.k or 0,
         )
@@ -102,6 +108,7 @@ def parse_arm(text: str) -> ArmName:
     oracle = parts[0] == "oracle" and len(parts) > 1
     kind, *rest = parts[1:] if oracle else parts
     placement = rest[-1] if rest and rest[-1] in ("head", "tail") else None
-    between = rest[: -1 if placement else None]
+    between = rest[: -1 if placement else None] if kind == "splice" else []
+    repair = between.pop() if len(between) > 1 and between[-1].startswith(("first:", "last:")) else None
     policy = "/".join(between) if kind == "splice" and between else None
-    return ArmName(series, kind, policy, placement, oracle, int(number) if number else None)
+    return ArmName(series, kind, policy, placement, oracle, int(number) if number else None, repair)

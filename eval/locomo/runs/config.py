@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -15,7 +16,8 @@ from locomo.retrieval.units import UnitKind
 
 ANSWERABLE = (Category.MULTI_HOP, Category.TEMPORAL, Category.OPEN_DOMAIN, Category.SINGLE_HOP)
 _FORMS = (
-    "full, none, text/head, text/tail, splice/POLICY/head|tail, oracle/..., floor/shuffled|swapped|fp32[/head]; then @k"
+    "full, none, text/head, text/tail, splice/POLICY[/REPAIR]/head|tail, oracle/..., "
+    "floor/shuffled|swapped|fp32[/head]; then @k"
 )
 
 
@@ -122,11 +124,24 @@ def _is_sound(arm: ArmName) -> bool:
             return arm.series == arm.kind and arm.k is None
         case "text" | "splice":
             has_policy = (arm.policy is not None) == (arm.kind == "splice")
-            return has_policy and arm.placement is not None and (arm.k is not None) and arm.k > 0
+            return (
+                has_policy
+                and _is_repair(arm.repair)
+                and arm.placement is not None
+                and (arm.k is not None)
+                and arm.k > 0
+            )
         case "floor":
             is_known = arm.floor in FLOORS and not arm.oracle
             return is_known and arm.placement != "tail" and arm.k is not None and arm.k > 0
     return False
+
+
+def _is_repair(repair: str | None) -> bool:
+    """Whether it is one that a server knows: the first tokens of each fact, the last ones of the block, or both."""
+    return (
+        repair is None or re.fullmatch(r"first:[1-9]\d*(\+last:[1-9]\d*)?|last:[1-9]\d*", repair, re.ASCII) is not None
+    )
 
 
 def selection_of(arm: ArmName) -> Selection:

@@ -48,7 +48,7 @@ def served_by(
             chosen = _one_swapped(best, retrieved[arm.k or 0 :], question, units, draw)
         case Selection.RETRIEVED:
             chosen = best
-    return Served(tuple(chosen), placement, policy)
+    return Served(tuple(chosen), placement, policy, arm.repair or "none")
 
 
 def _other_order(ids: Sequence[str], draw: random.Random) -> list[str]:

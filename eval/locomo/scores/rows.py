@@ -20,8 +20,6 @@ Key = tuple[str, int]
 Figures = Mapping[Key, float]
 """One figure of one arm, for the questions that have it, in order of their keys."""
 
-SPLICED = "spliced"
-
 
 @dataclass(frozen=True, slots=True)
 class Entry:
@@ -44,6 +42,11 @@ class Entry:
     fidelity: Mapping[str, Any]
 
 
+def tier_of(name: ArmName) -> str:
+    """The tier in which a splice arm is served where it is served as it asks."""
+    return "repaired" if name.repair else "spliced"
+
+
 @dataclass(frozen=True, slots=True)
 class Arm:
     """One arm at one k over all questions of a run that it was asked."""
@@ -54,14 +57,14 @@ class Arm:
 
     @property
     def measured(self) -> dict[Key, Mapping[str, Any]]:
-        """Fidelity by question; of a splice arm only where facts were spliced.
+        """Fidelity by question; of a splice arm only where facts were spliced, and repaired if it asks for that.
 
         What was found whole in a cache, or prefilled as text after all, says nothing of splicing.
         """
         return {
             key: entry.fidelity
             for key, entry in self.entries.items()
-            if entry.fidelity and (self.name.kind != "splice" or entry.tier == SPLICED)
+            if entry.fidelity and (self.name.kind != "splice" or entry.tier == tier_of(self.name))
         }
 
     def figure(self, name: str) -> Figures:

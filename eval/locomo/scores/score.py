@@ -110,7 +110,7 @@ def score_run(
 
 
 def best_splice_arm(rows: Rows, k: int | None) -> tuple[str | None, dict[str, Any] | None]:
-    """Of the splice arms of retrieved facts at `k` the one with the least mean ``kl_answer``.
+    """Of the splice arms of retrieved facts at `k`, without any repair, the one with the least mean ``kl_answer``.
 
     The means are over the questions that all these arms have, so that no arm is the best for having been spliced where
     that was easy. An arm without any such figure does not compete.
@@ -126,6 +126,7 @@ def best_splice_arm(rows: Rows, k: int | None) -> tuple[str | None, dict[str, An
         for arm in rows.arms
         if arm.name.kind == "splice"
         and not arm.name.oracle
+        and arm.name.repair is None
         and arm.name.k == k
         and (figures := arm.figure("kl_answer"))
     }

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from locomo.reporting.arm_names import parse_arm
 from locomo.reporting.scores import ArmScore, spread
-from locomo.scores.rows import SPLICED
+from locomo.scores.rows import tier_of
 from locomo.scoring.statistics import FEWEST_GROUPS
 
 _ABSENT = "-"
@@ -79,10 +79,12 @@ def _notes(score: Mapping[str, Any]) -> Iterator[str]:
     if questions["scored"] < questions["wanted"]:
         yield f"unfinished: {questions['scored']} of the run's {questions['wanted']} questions have a row"
     for key, values in score["arms"].items():
-        others = {tier: count for tier, count in values["tiers"].items() if tier != SPLICED}
-        if parse_arm(key).kind == "splice" and others:
-            told = ", ".join(f"{count} {tier}" for tier, count in others.items())
-            yield f"{key}: {sum(others.values())} of {values['n']} not spliced ({told}), left out of its fidelity"
+        arm = parse_arm(key)
+        others = {tier: count for tier, count in values["tiers"].items() if tier != tier_of(arm)}
+        if arm.kind == "splice" and others:
+            told = ", ".join(f"{number} {tier}" for tier, number in others.items())
+            count = f"{sum(others.values())} of {values['n']}"
+            yield f"{key}: {count} not {tier_of(arm)} ({told}), left out of its fidelity"
         if values["not_served"]:
             yield f"{key}: nothing to serve for {values['not_served']} questions, which it was not asked"
         if values["without_prediction"] and values["answered"]["all"]:
