@@ -323,8 +323,9 @@ class MemStore:
     ) -> _Hits:
         """Return the current facts of `owner` that suit `query` best, best first, ties by seq.
 
-        Exactly min(k, matching) hits, less those whose score is below `min_score`. By vector and hybrid, every fact
-        that `where` lets pass matches; by keyword, those that share a word with the query. An unknown owner has none.
+        Exactly min(k, matching) hits, less those whose `unboosted` score is below `min_score`. By vector and hybrid,
+        every fact that `where` lets pass matches; by keyword, those that share a word with the query. An unknown owner
+        has none.
 
         Parameters
         ----------
@@ -339,7 +340,7 @@ class MemStore:
         """
         k = validate_query(query, k=k, min_score=min_score)
         hits = self._searcher.by_text(validate_owner(owner), query, k=k, where=where, mode=mode)
-        return hits if min_score is None else [hit for hit in hits if hit.score >= min_score]
+        return hits if min_score is None else [hit for hit in hits if hit.unboosted >= min_score]
 
     def search_vector(
         self, owner: str, vector: npt.ArrayLike, k: int, *, where: Mapping[str, object] | None = None

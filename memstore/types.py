@@ -97,6 +97,10 @@ class SearchHit(NamedTuple):
     """In [-1, 1], to compare facts of one search: cosine similarity, BM25 x as x / (1 + x), or what a hybrid search
     makes of both (see `memstore.search.fusion` and `memstore.search.boosts`)."""
 
+    unboosted: float
+    """What `min_score` is compared with: the score before the boosts of a hybrid search, else `score`. It does not
+    depend on what stands beside the fact, or on how weak the weakest hit is."""
+
 
 class Addition(NamedTuple):
     """What became of one fact that was added."""

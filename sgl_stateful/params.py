@@ -39,7 +39,8 @@ class MemoryParams(BaseModel):
     order
         ``relevance_last`` puts the best fact nearest the question; ``chronological`` keeps the order of arrival.
     min_score
-        Leave out facts below this score: of what ``search`` ranks by, as the response shows it.
+        Leave out facts below this score: of what ``search`` ranks by, before the boosts of a hybrid search; a search
+        of its own (``POST /v1/memory/search``) shows it as ``unboosted``.
     where
         Only facts that pass this filter over stream, speaker, time and metadata (see ``memstore.search.filters``).
     search

@@ -122,7 +122,7 @@ class Retriever:
                 pass
             elif params.facts is not None:
                 named = self._store.get_many(params.owner, tuple(dict.fromkeys(params.facts)))
-                hits = [SearchHit(fact, 0.0) for fact in named]
+                hits = [SearchHit(fact, 0.0, 0.0) for fact in named]
             elif params.k > 0:
                 hits = self._store.search(
                     params.owner,

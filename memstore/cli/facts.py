@@ -59,7 +59,9 @@ def search(
         str | None,
         typer.Option(metavar="JSON", help='A filter, such as {"speaker": "Ana"}; see docs/store.md.'),
     ] = None,
-    min_score: Annotated[float | None, typer.Option(metavar="SCORE", help="Leave out hits with a lower score.")] = None,
+    min_score: Annotated[
+        float | None, typer.Option(metavar="SCORE", help="Leave out hits with a lower score before boosts.")
+    ] = None,
 ) -> None:
     """Search the current facts, best first."""
     hits = session.open_store(with_kv=False).search(
@@ -70,7 +72,7 @@ def search(
         where=None if where is None else json_object("--where", where),
         min_score=min_score,
     )
-    rows: list[Row] = [{"score": hit.score, "fact": plain(hit.fact)} for hit in hits]
+    rows: list[Row] = [{"score": hit.score, "unboosted": hit.unboosted, "fact": plain(hit.fact)} for hit in hits]
     if session.out.as_json:
         session.out.rows(rows, ())
     else:

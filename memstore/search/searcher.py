@@ -10,9 +10,8 @@ from memstore.embedding import Embedder, Vectors, unit_rows
 from memstore.errors import EmbeddingError, InvalidQuery, StoreBusy
 from memstore.lifecycle import Inserted, Lifecycle
 from memstore.records.base import RecordStore
-from memstore.search.boosts import Boosts
+from memstore.search.boosts import Boosts, Ranked
 from memstore.search.filters import FactFilter, parse_filter
-from memstore.search.vectors import Neighbour
 from memstore.search.views import OwnerView, SearchMode, Views
 from memstore.settings import MemStoreSettings
 from memstore.types import OwnerId, SearchHit
@@ -99,7 +98,8 @@ class Searcher:
                 if score >= self._near_duplicate_score and seq != added[position].insertion.fact.seq:
                     scores[position][seq] = max(score, scores[position].get(seq, -1.0))
         for position, by_seq in enumerate(scores):
-            ranked = [Neighbour(*pair) for pair in sorted(by_seq.items(), key=lambda item: (-item[1], item[0]))]
+            ordered = sorted(by_seq.items(), key=lambda item: (-item[1], item[0]))
+            ranked = [Ranked(seq, score, score) for seq, score in ordered]
             speaker = added[position].insertion.fact.speaker
             hits = [hit for hit in self._hits(owner, ranked, versions) if hit.fact.speaker == speaker]
             near[position] = hits[:_NEAR_DUPLICATES]
@@ -120,7 +120,7 @@ class Searcher:
             with self._views.opened(owner, head) as view:
                 view.forget(expired)
                 found = view.search(query.mode, vector=query.vector, text=query.text, k=query.k, where=query.where)
-                versions = {seq: view.version(seq) for seq, _ in found}
+                versions = {hit.seq: view.version(hit.seq) for hit in found}
             hits = self._hits(owner, found, versions)
             # Fewer where a fact changed between the two look-ups: look again.
             if len(hits) == len(found):
@@ -129,12 +129,12 @@ class Searcher:
             raise StoreBusy(f"the facts of owner {owner!r} change faster than they can be read: repeat")
         return []
 
-    def _hits(self, owner: OwnerId, found: Sequence[Neighbour], versions: Mapping[int, int | None]) -> list[SearchHit]:
+    def _hits(self, owner: OwnerId, found: Sequence[Ranked], versions: Mapping[int, int | None]) -> list[SearchHit]:
         """Return the facts found that are still as the view has seen them, current and not expired."""
-        facts = self._records.get_by_seqs(owner, [seq for seq, _ in found]) if found else {}
+        facts = self._records.get_by_seqs(owner, [hit.seq for hit in found]) if found else {}
         return [
-            SearchHit(fact, score)
-            for seq, score in found
+            SearchHit(fact, score, unboosted)
+            for seq, score, unboosted in found
             if (fact := facts.get(seq)) is not None
             and fact.version == versions[seq]
             and not self._lifecycle.has_expired(fact)

@@ -48,6 +48,8 @@ class StreamIndex:
             self._seqs.insert(place, seq)
             self._streams.insert(place, stream)
             self._times.insert(place, math.nan if fact.event_at is None else fact.event_at)
+            if not stream:
+                continue
             if stream not in self._by_stream:
                 self._by_stream[stream] = array("q")
                 self._names_bytes += len(stream)
@@ -61,22 +63,29 @@ class StreamIndex:
             if place is None:
                 continue
             stream = self._streams[place]
-            of_stream = self._by_stream[stream]
             del self._seqs[place], self._streams[place], self._times[place]
+            if not stream:
+                continue
+            of_stream = self._by_stream[stream]
             del of_stream[bisect_left(of_stream, seq)]
             if not of_stream:
                 del self._by_stream[stream]
                 self._names_bytes -= len(stream)
 
+    def stream_of(self, seq: int) -> str:
+        """Return the stream of that fact; "" where it has none, or is not there."""
+        place = self._place(seq)
+        return "" if place is None else self._streams[place]
+
     def beside(self, seq: int) -> list[int]:
         """Return the facts directly before and after that one in its stream: two, one or none.
 
-        None also where the fact is not there.
+        None also where the fact has no stream, whose facts have nothing to do with each other, or is not there.
         """
-        place = self._place(seq)
-        if place is None:
+        stream = self.stream_of(seq)
+        if not stream:
             return []
-        of_stream = self._by_stream[self._streams[place]]
+        of_stream = self._by_stream[stream]
         at = bisect_left(of_stream, seq)
         return [*of_stream[max(0, at - 1) : at], *of_stream[at + 1 : at + 2]]
 

@@ -16,7 +16,7 @@ import numpy as np
 from memstore.embedding import Embedder, Vectors
 from memstore.errors import FeedGap, StoreBusy, StoreDamaged
 from memstore.records.base import OwnerHead, RecordStore, StoredVectors
-from memstore.search.boosts import Boosts, boosted
+from memstore.search.boosts import Boosts, Ranked, boosted
 from memstore.search.filters import AttributeIndex, FactFilter
 from memstore.search.fusion import fuse
 from memstore.search.keywords import KeywordIndex
@@ -115,7 +115,7 @@ class OwnerView:
         text: str,
         k: int,
         where: FactFilter | None,
-    ) -> list[Neighbour]:
+    ) -> list[Ranked]:
         """Return the min(k, matching) best facts; for keywords, only facts that have a word of `text` match.
 
         Boosts are for the best `_FUSION_DEPTH` (or k) of the fusion, from the scores of these alone: a fact that
@@ -123,10 +123,10 @@ class OwnerView:
         """
         allowed = None if where is None else self._attribute_index().matching(where)
         if mode is SearchMode.KEYWORD:
-            return self._keyword_index().search(text, k, allowed=allowed)
+            return _unboosted(self._keyword_index().search(text, k, allowed=allowed))
         assert vector is not None, f"a {mode} search without a vector"
         if mode is SearchMode.VECTOR:
-            return self._vectors.search(vector, k, allowed=allowed)
+            return _unboosted(self._vectors.search(vector, k, allowed=allowed))
         keywords, streams = self._hybrid_indexes()
         depth = max(k, _FUSION_DEPTH)
         nearest = self._vectors.search(vector, depth, allowed=allowed)
@@ -135,7 +135,7 @@ class OwnerView:
         if lacking:
             nearest += self._vectors.search(vector, len(lacking), allowed=np.array(sorted(lacking)))
         if streams is None:
-            return fuse(nearest, worded, k)
+            return _unboosted(fuse(nearest, worded, k))
         return boosted(fuse(nearest, worded, depth), k, query=text, streams=streams, boosts=self._boosts)
 
     def nearest(self, vectors: Vectors, k: int) -> list[list[Neighbour]]:
@@ -274,6 +274,10 @@ class OwnerView:
             index.add(self._all_facts())
             self._attributes = index
         return self._attributes
+
+
+def _unboosted(found: Sequence[Neighbour]) -> list[Ranked]:
+    return [Ranked(seq, score, score) for seq, score in found]
 
 
 def _keywords_of(facts: Sequence[Fact]) -> KeywordIndex:

@@ -109,10 +109,18 @@ class ChangedFact:
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A fact that a search found; a higher score is a better match."""
+    """A fact that a search found; a higher score is a better match.
+
+    Attributes
+    ----------
+    unboosted
+        What ``min_score`` is compared with: of what the search ranks by, before the boosts of a hybrid search. None
+        from a server that does not say it.
+    """
 
     score: float
     fact: Fact
+    unboosted: float | None = None
     raw: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod

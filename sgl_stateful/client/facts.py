@@ -135,7 +135,10 @@ class FactOperations:
         where: Mapping[str, Any] | None = None,
         mode: Literal["vector", "keyword", "hybrid"] = "hybrid",
     ) -> Steps[tuple[Hit, ...]]:
-        """Up to ``k`` facts, the best first; ``where`` filters as in ``custom_params.memory``."""
+        """Up to ``k`` facts, the best first; ``where`` filters as in ``custom_params.memory``.
+
+        ``min_score`` leaves out hits whose ``unboosted`` score is lower.
+        """
         name = owner_of(owner, self._default_owner)
         body = {"owner": name, "query": query, "k": k, "mode": mode, **given(min_score=min_score, where=where)}
         return (yield from send(Call("POST", "/v1/memory/search", _read_hits, body=body, is_repeatable=True)))

@@ -86,7 +86,7 @@ def _fact_routes(service: MemoryService) -> APIRouter:
         hits = await service.in_thread(
             store.search, body.owner, body.query, k=body.k, min_score=body.min_score, where=body.where, mode=body.mode
         )
-        return {"hits": [{"score": hit.score, "fact": fact_json(hit.fact)} for hit in hits]}
+        return {"hits": [{"score": hit.score, "unboosted": hit.unboosted, "fact": fact_json(hit.fact)} for hit in hits]}
 
     return router
 

@@ -184,7 +184,7 @@ def test_both_clients_send_the_same() -> None:
         if request.url.path.endswith("/append"):
             return httpx.Response(200, json={"session": SESSION, "version": 2, "appended_tokens": 3})
         if request.url.path == "/v1/memory/search":
-            return httpx.Response(200, json={"hits": [{"score": 0.5, "fact": FACT}]})
+            return httpx.Response(200, json={"hits": [{"score": 0.5, "unboosted": 0.25, "fact": FACT}]})
         if request.url.path == "/v1/chat/completions":
             return httpx.Response(200, json={"choices": [{"message": {"content": "Hi"}, "finish_reason": "stop"}]})
         return httpx.Response(200, json=SESSION)
@@ -196,6 +196,8 @@ def test_both_clients_send_the_same() -> None:
         first = session.fork(version=1, pin=False)
         found = client.facts.search("office", where={"stream": "chat"})
         said = client.chat("Hello", session=session, memory={}, mode="turn", max_tokens=3)
+
+    assert [(hit.score, hit.unboosted) for hit in found] == [(0.5, 0.25)]
 
     async def same() -> None:
         async with waiting.async_client(owner="ana", api_key="key") as client:

@@ -182,6 +182,7 @@ def test_search_finds_what_the_store_finds(cli: CommandLine, facts: MemStore, mo
     hits = facts.search("ana", "Rex", k=2, mode=mode)
     assert [hit["fact"] for hit in found] == [as_json(hit.fact) for hit in hits]
     assert [hit["score"] for hit in found] == pytest.approx([hit.score for hit in hits])
+    assert [hit["unboosted"] for hit in found] == pytest.approx([hit.unboosted for hit in hits])
     where = ("--where", '{"speaker": "Ana"}')
     found = cli("facts", "search", "Rex", "--owner", "ana", "--mode", mode, *where, "--json").json
     assert {hit["fact"]["speaker"] for hit in found} == {"Ana"}

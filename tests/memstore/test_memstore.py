@@ -150,7 +150,7 @@ def test_queries_that_are_refused(store: MemStore, query: str) -> None:
 def test_search_by_vector(store: MemStore) -> None:
     fact = store.add("ana", "hello")
     vector = store.embedder.embed(["hello"])[0]
-    assert store.search_vector("ana", 3 * vector, 5) == [(fact, pytest.approx(1.0))]
+    assert store.search_vector("ana", 3 * vector, 5) == [(fact, pytest.approx(1.0), pytest.approx(1.0))]
     for bad in (vector[:5], vector * np.nan, vector * 0):
         with pytest.raises(InvalidQuery):
             store.search_vector("ana", bad, 5)

@@ -222,7 +222,7 @@ class Machine(RuleBasedStateMachine):
             scores = self.cosines(owner, line(fact))
             others = {other.seq for other in self.current(owner) if other.speaker != fact.speaker}
             scores = {seq: score for seq, score in scores.items() if seq not in {fact.seq, *others}}
-            self.check_hits(list(near), scores)
+            self.check_hits(list(near), scores, scores)
             surely = sum(score > NEAR + 1e-5 for score in scores.values()) if is_new else 0
             maybe = sum(score > NEAR - 1e-5 for score in scores.values()) if is_new else 0
             assert min(5, surely) <= len(near) <= min(5, maybe)
@@ -447,7 +447,10 @@ class Machine(RuleBasedStateMachine):
         return scores
 
     def boosted(self, owner: str, query: str, fused: Mapping[int, float]) -> dict[int, float]:
-        """A tenth for the month that the query names, a fifth of the better fact beside in the stream, as means."""
+        """As means: a tenth for the month that the query names, a fifth of the better fact beside in the stream.
+
+        Of a fact without a stream it is a fifth of its own.
+        """
         time = {"key in May 2023": "2023-05-08", "red of February": "29 February 2024"}.get(query)
         current = self.current(owner)
         own = {
@@ -455,21 +458,21 @@ class Machine(RuleBasedStateMachine):
             for fact in current
             if fact.seq in fused
         }
-        least, scores = min(own.values(), default=0.0), {}
-        for stream in ("", "D1"):
-            seqs = [fact.seq for fact in current if fact.stream == stream]
-            lent = [least, *(own.get(seq, least) for seq in seqs), least]
-            for place, seq in enumerate(seqs):
-                if seq in own:
-                    scores[seq] = (own[seq] + 0.2 * max(lent[place], lent[place + 2])) / 1.2
+        scores, least = dict(own), min(own.values(), default=0.0)
+        seqs = [fact.seq for fact in current if fact.stream == "D1"]
+        lent = [least, *(own.get(seq, least) for seq in seqs), least]
+        for place, seq in enumerate(seqs):
+            if seq in own:
+                scores[seq] = (own[seq] + 0.2 * max(lent[place], lent[place + 2])) / 1.2
         return scores
 
-    def check_hits(self, hits: list[SearchHit], scores: Mapping[int, float]) -> None:
+    def check_hits(self, hits: list[SearchHit], scores: Mapping[int, float], unboosted: Mapping[int, float]) -> None:
         ranks = [(-hit.score, hit.fact.seq) for hit in hits]
         assert ranks == sorted(set(ranks))
         for hit in hits:
             assert hit.fact == self.facts[hit.fact.id]
             assert hit.score == pytest.approx(scores[hit.fact.seq], abs=1e-5)
+            assert hit.unboosted == pytest.approx(unboosted[hit.fact.seq], abs=1e-5)
         best = sorted(scores.values(), reverse=True)[: len(hits)]
         assert [hit.score for hit in hits] == pytest.approx(best, abs=1e-5)
 
@@ -500,14 +503,14 @@ class Machine(RuleBasedStateMachine):
             words = {seq: score / (1 - score) for seq, score in self.bm25(owner, query).items() if seq in passing}
             norm = max([1.0, *words.values()])
             cosines = self.cosines(owner, query)
-            fused = {seq: 0.8 * cosines[seq] + 0.2 * words.get(seq, 0.0) / norm for seq in passing}
-            scores = self.boosted(owner, query, fused)
+            unboosted = {seq: 0.8 * cosines[seq] + 0.2 * words.get(seq, 0.0) / norm for seq in passing}
+            scores = self.boosted(owner, query, unboosted)
         else:
             scores = self.cosines(owner, query) if mode == "vector" else self.bm25(owner, query)
-            scores = {seq: score for seq, score in scores.items() if seq in passing}
+            unboosted = scores = {seq: score for seq, score in scores.items() if seq in passing}
         hits = self.stores[who].search(owner, query, k=k, where=where, mode=mode)
         assert len(hits) == min(k, len(scores))
-        self.check_hits(hits, scores)
+        self.check_hits(hits, scores, unboosted)
 
     # ---- the store itself ----
 

@@ -227,9 +227,9 @@ def test_what_two_people_say_is_no_duplicate(location: str) -> None:
         ]
         friday, eva, nobody, sunday = store.ingest("ana", facts)
     assert (eva.near_duplicates, nobody.near_duplicates) == ((), ())
-    # Three words of four.
-    assert friday.near_duplicates == ((sunday.fact, pytest.approx(0.75)),)
-    assert sunday.near_duplicates == ((friday.fact, pytest.approx(0.75)),)
+    three_of_four = pytest.approx(0.75)
+    assert friday.near_duplicates == ((sunday.fact, three_of_four, three_of_four),)
+    assert sunday.near_duplicates == ((friday.fact, three_of_four, three_of_four),)
 
 
 def test_a_duplicate_is_found_behind_those_of_other_speakers(location: str) -> None:

@@ -28,6 +28,19 @@ def test_facts_stand_beside_each_other_within_a_stream() -> None:
     assert len(index) == 3
 
 
+def test_facts_without_a_stream_stand_beside_none() -> None:
+    index = StreamIndex()
+    index.add([fact(1, "", 3.0), fact(2, ""), fact(3, "a"), fact(4, "a")])
+    assert [index.beside(seq) for seq in (1, 2, 3, 4)] == [[], [], [4], [3]]
+    assert [index.stream_of(seq) for seq in (1, 3, 9)] == ["", "a", ""]
+    assert (len(index), index.event_at(1)) == (4, 3.0)
+    # One joins a stream, another leaves it.
+    index.add([fact(2, "a"), fact(4, "")])
+    assert [index.beside(seq) for seq in (1, 2, 3, 4)] == [[], [3], [2], []]
+    index.remove([1, 2, 3, 4])
+    assert (len(index), index.nbytes) == (0, 0)
+
+
 def test_an_empty_index_takes_nothing() -> None:
     index = StreamIndex()
     assert (len(index), index.nbytes, index.beside(1)) == (0, 0, [])
@@ -43,7 +56,7 @@ def test_any_changes_leave_what_a_list_of_all_facts_says() -> None:
     for _ in range(300):
         if chance.random() < 0.6:
             times = chance.choices((None, 1.0, 2.5), k=4)
-            added = [fact(chance.randrange(80), chance.choice("abc"), event_at) for event_at in times]
+            added = [fact(chance.randrange(80), chance.choice(("a", "b", "")), event_at) for event_at in times]
             index.add(added)
             kept |= {new.seq: new for new in added}
         else:
@@ -54,7 +67,7 @@ def test_any_changes_leave_what_a_list_of_all_facts_says() -> None:
         assert len(index) == len(kept)
         for seq in range(80):
             mine = kept.get(seq)
-            others = [other.seq for other in kept.values() if mine is not None and other.stream == mine.stream]
+            others = [other.seq for other in kept.values() if mine and mine.stream and other.stream == mine.stream]
             before, after = [o for o in others if o < seq], [o for o in others if o > seq]
             assert index.beside(seq) == [*([max(before)] if before else []), *([min(after)] if after else [])]
             assert index.event_at(seq) == (None if mine is None else mine.event_at)

@@ -65,6 +65,10 @@ async def test_facts_are_found_by_filter_and_by_mode(store: MemStore) -> None:
     assert texts(await retriever.find(MemoryParams(owner="ana", where=where), "red kayak")) == ["red kayak paddle"]
     keyword = MemoryParams(owner="ana", search="keyword")
     assert texts(await retriever.find(keyword, "paddles")) == ["red kayak paddle"]
+    store.add("ana", "green bicycle", stream="b")
+    # Its boosted score is (0.8 + 0.2 * 0) / 1.2, beside a fact that has nothing of the query.
+    strict = MemoryParams(owner="ana", where=where, min_score=0.75)
+    assert texts(await retriever.find(strict, "red kayak paddle")) == ["red kayak paddle"]
     with pytest.raises(BadMemoryRequest, match=r"custom_params\.memory: there is no field 'colour'"):
         await retriever.find(MemoryParams(owner="ana", where={"colour": "red"}), "red kayak")
     retriever.close()

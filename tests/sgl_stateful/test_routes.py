@@ -186,6 +186,17 @@ async def test_a_deleted_fact_is_gone(client: httpx.AsyncClient) -> None:
     assert found.json() == {"hits": []}
 
 
+async def test_min_score_is_of_the_score_before_boosts(client: httpx.AsyncClient) -> None:
+    body = {"owner": "ana", "facts": [{"text": text, "stream": "chat"} for text in ("green bicycle", "red kayak")]}
+    await client.post(FACTS, json=body)
+    body = {"owner": "ana", "query": "red kayak", "min_score": 0.75}
+    [hit] = (await client.post("/v1/memory/search", json=body)).json()["hits"]
+    assert hit["fact"]["text"] == "red kayak"
+    # 0.8 * cosine; words that one fact of two has count next to nothing. Beside it is a fact with about 0.
+    assert hit["unboosted"] == pytest.approx(0.8, abs=1e-3)
+    assert hit["score"] == pytest.approx(0.8 / 1.2, abs=1e-3)
+
+
 async def test_a_search(client: httpx.AsyncClient) -> None:
     near, middle, _ = await add(client, "red kayak", "red kayak paddle", "green bicycle")
     found = await client.post(
@@ -195,6 +206,7 @@ async def test_a_search(client: httpx.AsyncClient) -> None:
     assert [hit["score"] for hit in found.json()["hits"]] == pytest.approx([1.0, (2 / 3) ** 0.5], abs=1e-3)
     body = {"owner": "ana", "query": "red kayak", "min_score": 0.9, "mode": "vector"}
     assert len((await client.post("/v1/memory/search", json=body)).json()["hits"]) == 1
+    assert [hit["unboosted"] for hit in found.json()["hits"]] == [hit["score"] for hit in found.json()["hits"]]
     assert "query is empty" in refusal(await client.post("/v1/memory/search", json=body | {"query": " "}), 400)
 
 

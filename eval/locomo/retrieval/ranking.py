@@ -11,7 +11,7 @@ from locomo.retrieval.index import SPEAKER, Hit
 from locomo.retrieval.speakers import named_speaker
 from locomo.retrieval.units import Unit
 from memstore.event_time import parse_event_time
-from memstore.search.mentions import named_months
+from memstore.search.mentions import Month, named_months
 from memstore.search.views import SearchMode
 
 DEPTH = 100
@@ -148,13 +148,13 @@ class MonthBoost:
 
     def scores(self, asked: Asked) -> Scores:
         """Return the scores of `inner`, boosted."""
-        months, scores = named_months(asked.question), self.inner.scores(asked)
+        months, scores = frozenset(named_months(asked.question)), self.inner.scores(asked)
         if not months:
             return scores
 
         def is_named(unit: str) -> bool:
             at = parse_event_time(asked.units[unit].date_time)
-            return at is not None and any(month.holds(at) for month in months)
+            return at is not None and Month.of(at).is_among(months)
 
         return {unit: score + self.amount * is_named(unit) for unit, score in scores.items()}
 
