@@ -25,11 +25,15 @@ class ArenaFullError(Exception):
 
 
 class ArenaStats(NamedTuple):
-    """Occupancy and traffic of the arena; bytes count keys, values and scales of all layers."""
+    """Occupancy and traffic of the arena; bytes count keys, values and scales of all layers.
+
+    ``rows`` are taken, of ``capacity_rows``: one a token and, in int8, one a fact besides.
+    """
 
     facts: int
     tokens: int
-    capacity_tokens: int
+    rows: int
+    capacity_rows: int
     bytes: int
     hits: int
     misses: int
@@ -65,9 +69,9 @@ class FactArena:
         device: torch.device | str,
     ) -> None:
         self.bytes_per_row = bytes_per_row(num_layers, num_kv_heads, head_dim, dtype=dtype)
-        self.capacity_tokens = budget_bytes // self.bytes_per_row
+        self.capacity_rows = budget_bytes // self.bytes_per_row
         self._slabs = new_slabs(
-            self.capacity_tokens,
+            self.capacity_rows,
             num_layers=num_layers,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
@@ -77,7 +81,7 @@ class FactArena:
         self.keys, self.values = self._slabs.keys, self._slabs.values
         self._rows: OrderedDict[EncodingId, torch.Tensor] = OrderedDict()
         self._token_ids: dict[EncodingId, array[int]] = {}
-        self._free: list[tuple[int, int]] = [(0, self.capacity_tokens)] if self.capacity_tokens else []
+        self._free: list[tuple[int, int]] = [(0, self.capacity_rows)] if self.capacity_rows else []
         self._hits = self._misses = self._evictions = 0
 
     def __contains__(self, encoding_id: EncodingId) -> bool:
@@ -142,23 +146,28 @@ class FactArena:
         num_rows = keys.shape[1] + self._slabs.extra_rows
         self.drop(encoding_id)
         kept = sum(len(rows) for name, rows in self._rows.items() if name in keep)
-        if num_rows > self.capacity_tokens - kept:
+        if num_rows > self.capacity_rows - kept:
             raise ArenaFullError(
-                f"{keys.shape[1]} tokens do not fit: {self.free_tokens} of {self.capacity_tokens} are free"
+                f"{keys.shape[1]} tokens take {num_rows} rows: {self.free_rows} of {self.capacity_rows} are free, "
+                f"and {kept} are of facts that the request needs"
             )
         self._make_room(num_rows, keep)
         rows = self._take(num_rows)
-        self._slabs.write(rows, keys, values, scales)
+        try:
+            self._slabs.write(rows, keys, values, scales)
+        except BaseException:
+            self._give_back(rows)  # nobody else knows of them
+            raise
         self._rows[encoding_id] = rows
         self._token_ids[encoding_id] = token_ids
         return rows[self._slabs.extra_rows :]
 
     def fits_free(self, num_tokens: int) -> bool:
         """Whether a fact of that length fits without dropping another."""
-        return self.free_tokens >= num_tokens + self._slabs.extra_rows
+        return self.free_rows >= num_tokens + self._slabs.extra_rows
 
     @property
-    def free_tokens(self) -> int:
+    def free_rows(self) -> int:
         """Rows that no fact owns."""
         return sum(end - start for start, end in self._free)
 
@@ -175,15 +184,16 @@ class FactArena:
         """Forget everything."""
         self._rows.clear()
         self._token_ids.clear()
-        self._free = [(0, self.capacity_tokens)] if self.capacity_tokens else []
+        self._free = [(0, self.capacity_rows)] if self.capacity_rows else []
 
     def stats(self) -> ArenaStats:
         """Occupancy and traffic so far."""
-        rows = self.capacity_tokens - self.free_tokens
+        rows = self.capacity_rows - self.free_rows
         return ArenaStats(
             facts=len(self._rows),
             tokens=rows - len(self._rows) * self._slabs.extra_rows,
-            capacity_tokens=self.capacity_tokens,
+            rows=rows,
+            capacity_rows=self.capacity_rows,
             bytes=rows * self.bytes_per_row,
             hits=self._hits,
             misses=self._misses,
@@ -191,8 +201,12 @@ class FactArena:
         )
 
     def _make_room(self, num_rows: int, keep: frozenset[EncodingId]) -> None:
-        while self.free_tokens < num_rows:
-            self.drop(next(e for e in self._rows if e not in keep))
+        while self.free_rows < num_rows:
+            oldest = next((e for e in self._rows if e not in keep), None)
+            assert oldest is not None, (
+                f"{self.free_rows} free rows of {self.capacity_rows}, {num_rows} wanted: some are lost"
+            )
+            self.drop(oldest)
             self._evictions += 1
 
     def _take(self, num_rows: int) -> torch.Tensor:

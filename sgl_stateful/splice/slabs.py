@@ -58,9 +58,8 @@ class Int8Slabs:
         num_layers, capacity, num_kv_heads, head_dim = shape
         width = num_kv_heads * head_dim
         rows = torch.empty((num_layers, capacity, 2 * width), dtype=torch.int8, device=device)
-        self.keys, self.values = rows.view(num_layers, capacity, 2, num_kv_heads, head_dim).unbind(
-            2
-        )  # keys before rotation
+        # Keys before rotation.
+        self.keys, self.values = rows.view(num_layers, capacity, 2, num_kv_heads, head_dim).unbind(2)
         self._key_scales = rows.view(torch.float16).view(shape)
         self._value_scales = torch.empty((num_layers, capacity, num_kv_heads), dtype=torch.float16, device=device)
         self._scale_rows = torch.empty(capacity, dtype=torch.int64, device=device)  # of the token in each row

@@ -92,7 +92,7 @@ class ArenaMachine(RuleBasedStateMachine):
         self.model.pop(name, None)
         evictable = sum(other.rows for n, other in self.model.items() if n not in keep)
         if self.model_free() + evictable < fact.rows:  # then nothing is dropped in vain
-            with pytest.raises(ArenaFullError, match=f"{len(ids)} tokens do not fit"):
+            with pytest.raises(ArenaFullError, match=f"{len(ids)} tokens take {fact.rows} rows: "):
                 self.arena.put(name, fact.k, fact.v, token_ids=ids, keep=keep, scales=fact.scales)
             return
         while self.model_free() < fact.rows:
@@ -143,7 +143,7 @@ class ArenaMachine(RuleBasedStateMachine):
             taken += owned.tolist()
         assert len(taken) == len(set(taken)), "facts share a row"
         assert all(0 <= row < self.capacity for row in taken)
-        assert self.arena.free_tokens == self.model_free()
+        assert self.arena.free_rows == self.model_free()
         assert not self.arena.fits_free(self.model_free() - self.extra_rows + 1)
         if self.model_free() >= self.extra_rows:
             assert self.arena.fits_free(self.model_free() - self.extra_rows)
@@ -157,6 +157,7 @@ class ArenaMachine(RuleBasedStateMachine):
         assert self.arena.stats() == (
             len(self.model),
             used - self.extra_rows * len(self.model),
+            used,
             self.capacity,
             used * self.row_bytes,
             self.hits,
@@ -243,7 +244,52 @@ def test_an_arena_takes_its_own_kind_alone() -> None:
         native.put(NAMES[0], *quantised[:2], token_ids=ids, keep=frozenset(), scales=quantised[2])
     with pytest.raises(AssertionError, match=r"torch.float32 for an arena of torch.int8"):
         int8.put(NAMES[0], k, v, token_ids=ids, keep=frozenset())
-    assert (native.free_tokens, int8.free_tokens) == (9, 9)
+    assert (native.free_rows, int8.free_rows) == (9, 9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
+def test_a_write_that_fails_takes_no_rows(dtype: torch.dtype) -> None:
+    arena = arena_of(8, dtype=dtype)
+
+    def put(name: EncodingId, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        parts = (k, v, None) if dtype == torch.float32 else quantise(k, v)
+        ids = array("q", range(k.shape[1]))
+        return arena.put(name, *parts[:2], token_ids=ids, keep=frozenset(), scales=parts[2])
+
+    put(NAMES[0], *content(0, 3))
+    before = arena.stats()
+    wide = torch.randn(2, LAYERS, 3, HEADS, DIM + 1)  # of another model
+    for _ in range(3):  # more rows than there are
+        with pytest.raises(RuntimeError, match="must match"):
+            put(NAMES[1], wide[0], wide[1])
+        assert arena.stats() == before
+        assert NAMES[1] not in arena
+    k, v = content(2, 4 - arena._slabs.extra_rows)
+    rows = put(NAMES[2], k, v)  # beside the first
+    assert arena.ids() == [NAMES[0], NAMES[2]]
+    assert torch.equal(arena.keys[:, rows], k if dtype == torch.float32 else quantise(k, v)[0])
+    put(NAMES[3], *content(3, 8 - arena._slabs.extra_rows))  # in all rows
+    assert arena.ids() == [NAMES[3]]
+    assert (arena.free_rows, arena.stats().rows, arena.stats().capacity_rows) == (0, 8, 8)
+
+
+def test_rows_that_are_lost_are_an_error_of_our_own() -> None:
+    arena = arena_of(4)
+    arena._free = [(0, 1)]
+    with pytest.raises(AssertionError, match="1 free rows of 4, 2 wanted: some are lost"):
+        arena.put(NAMES[0], *content(0, 2), token_ids=array("q", range(2)), keep=frozenset())
+
+
+def test_what_does_not_fit_is_told_in_rows() -> None:
+    arena = arena_of(6, dtype=torch.int8)
+    for name, tokens in ((NAMES[0], 2), (NAMES[1], 1)):
+        k, v, scales = quantise(*content(1, tokens))
+        arena.put(name, k, v, token_ids=array("q", range(tokens)), keep=frozenset(), scales=scales)
+    k, v, scales = quantise(*content(2, 3))
+    # A row for each token, and one for the scales of the fact's keys: 3 and 2 of 6 are taken.
+    with pytest.raises(ArenaFullError, match=r"^3 tokens take 4 rows: 1 of 6 are free, and 3 are of facts that"):
+        arena.put(NAMES[2], k, v, token_ids=array("q", range(3)), keep=frozenset(NAMES[:1]), scales=scales)
+    assert arena.stats()[:4] == (2, 3, 5, 6)
 
 
 def test_int8_holds_nearly_twice_the_facts() -> None:
