@@ -37,7 +37,8 @@ def serve(
     ] = None,
     also_encode: Annotated[str | None, typer.Option(help="More policies to choose from, comma-separated.")] = None,
     repair: Annotated[
-        str | None, typer.Option(help="Tokens of spliced facts to compute anew: 'none', 'first:M', 'last:N'.")
+        str | None,
+        typer.Option(help="Tokens of spliced facts to compute anew: 'none', 'first:M', 'last:N' or 'first:M+last:N'."),
     ] = None,
     embedder: Annotated[str | None, typer.Option(help="Sentence-transformers path or hub id.")] = None,
     arena_mib: Annotated[int | None, typer.Option(min=1, help="Memory for encoded facts, MiB.")] = None,

@@ -135,6 +135,6 @@ def _spans(
             spans.append(Span(encoding.id, block.start + tokens.start, block.start + tokens.stop, tokens.start))
     if repaired:
         report.repaired_share = round(repaired / sum(block.end - block.start for block in blocks), 6)
-        if not spans:
+        if not spans and report.reason is None:
             report.reason = "repair_covers_all"
     return tuple(spans)

@@ -181,3 +181,8 @@ def test_sessions_cannot_have_less_than_nothing(launched: list[list[str]], optio
     assert result.exit_code == 2
     assert option in result.stderr
     assert launched == []
+
+
+def test_the_help_names_every_repair() -> None:
+    result = CliRunner().invoke(cli.app, ["serve", "--help"], env={"COLUMNS": "400", "TERM": "dumb"})
+    assert "'none', 'first:M', 'last:N' or 'first:M+last:N'" in result.output

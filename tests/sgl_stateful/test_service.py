@@ -100,6 +100,20 @@ async def test_a_repair_takes_tokens_out_of_the_spans_and_says_how_many(make_ser
     await stopped(service)
 
 
+async def test_a_fact_without_kv_is_told_even_where_a_repair_covers_the_others(
+    make_service: Make, blobs: KVBlobs
+) -> None:
+    service = make_service()
+    await started(service)
+    directive = prepare(service).directive
+    assert isinstance(directive, Splice)
+    blobs.drop_encoding(directive.spans[0].encoding_id)
+    prepared = prepare(service, repair="first:22")  # the longest of the three has 22 tokens
+    assert (prepared.directive, prepared.report.reason) == (None, "not_encoded:1")
+    assert prepared.report.repaired_share == pytest.approx(27 / 49, abs=1e-6)
+    await stopped(service)
+
+
 async def test_text_mode_sends_the_same_ids_without_a_directive(make_service: Make) -> None:
     service = make_service()
     await started(service)
