@@ -9,7 +9,7 @@ from concurrent.futures import Executor
 from functools import partial
 from typing import TypeVar
 
-from memstore import BlobStoreError, Encoding, EncodingId, KVBlobs, MemStore, MemStoreError, OwnerId
+from memstore import BlobStoreError, Encoding, EncodingId, Fact, KVBlobs, MemStore, MemStoreError, OwnerId
 from sgl_stateful.directive import Capture, CaptureItem, Span
 from sgl_stateful.engine_port import EnginePort
 from sgl_stateful.forgetting import Forgetting, Gone
@@ -63,8 +63,14 @@ class Capturer:
         result = await self._engine.prefill(ids, salt=salt, directive=None)
         return result.prompt_tokens - result.cached_tokens
 
-    async def run(self, owner: str, policy: EncodingPolicy, job: EncodeJob, *, salt: str, counts: EncodeCounts) -> None:
+    async def run(
+        self, owner: str, policy: EncodingPolicy, job: EncodeJob, *, salt: str, counts: EncodeCounts
+    ) -> list[Fact]:
         """Make the KV of a job's facts.
+
+        Returns
+        -------
+        The facts that have none now, because int8 does not hold their keys or values.
 
         Raises
         ------
@@ -77,14 +83,19 @@ class Capturer:
         said = result.scheduler
         if said.get("error_type") in _KV_STORE_ERRORS:
             raise BlobStoreError(str(said.get("error")))
+        refused_ids = set(said.get("refused", ()))
+        refused = [fact for fact, item in zip(job.facts, items, strict=True) if item.span.encoding_id in refused_ids]
+        items = [item for item in items if item.span.encoding_id not in refused_ids]
         if said.get("captured") != len(items):
             raise RuntimeError(f"the scheduler captured {said} of {len(items)} facts")
         counts.facts += len(items)
+        counts.refused += len(refused)
         counts.fact_tokens += sum(len(item.span) for item in items)
         counts.tokens_prefilled += result.prompt_tokens - result.cached_tokens
         counts.bytes += said.get("captured_bytes", 0)
         if orphans := await self._in_thread(self._drop_orphans, owner, items, salt):
             await self._engine.control("drop", {"encoding_ids": orphans})
+        return refused
 
     async def is_worth_it(self, owner: str, job: EncodeJob, *, salt: str) -> bool:
         """Whether any of a job's facts is still what it was when the job was planned."""

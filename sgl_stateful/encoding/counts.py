@@ -13,6 +13,7 @@ class EncodeCounts:
     tokens_prefilled: int = 0
     bytes: int = 0
     failures: int = 0
+    refused: int = 0  # facts whose KV int8 does not hold
     seconds: float = 0.0
 
     def as_dict(self) -> dict[str, float | None]:

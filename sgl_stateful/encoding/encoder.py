@@ -24,6 +24,7 @@ from .codec import FactCodec
 from .counts import EncodeCounts
 from .planning import EncodePlanner
 from .policies import EncodeJob, EncodingPolicy
+from .refusals import Refusals
 from .slots import Slots
 from .work import OwnerWork
 
@@ -70,8 +71,14 @@ class Encoder:
         self._policies = tuple(policies)
         self._engine = engine
         self._salt = salt
+        self._refusals = Refusals(codec)
         self._planner = EncodePlanner(
-            store=store, blobs=blobs, codec=codec, max_job_tokens=max_job_tokens, strict=forgetting.is_strict
+            store=store,
+            blobs=blobs,
+            codec=codec,
+            max_job_tokens=max_job_tokens,
+            refusals=self._refusals,
+            strict=forgetting.is_strict,
         )
         self._capturer = Capturer(
             store=store,
@@ -112,7 +119,12 @@ class Encoder:
     def report_missing(self, owner: str) -> None:
         """A request met a fact without KV: look at the owner, unless that is under way or has just been given up."""
         work = self._owners.get(owner)
-        if work is None or (work.is_given_up and time.monotonic() - work.given_up_at > _RETRY_AFTER_S):
+        if work is None:
+            looked = self._refusals.since_look_s(owner)  # what was met may be a fact that has been refused
+            is_due = looked is None or looked > _RETRY_AFTER_S
+        else:
+            is_due = work.is_given_up and time.monotonic() - work.given_up_at > _RETRY_AFTER_S
+        if is_due:
             self.notify(owner)
 
     async def wait_for(self, owner: str, fact_ids: Sequence[FactId], *, timeout_s: float) -> list[FactId]:
@@ -120,8 +132,14 @@ class Encoder:
 
         Returns
         -------
-        Those that still have none when the time is up, trying has been given up, or the KV store takes nothing.
+        Those that still have none when the time is up, trying has been given up, or the KV store takes nothing; and
+        those whose KV has been refused.
         """
+        without = set(await self._wait_for(owner, fact_ids, timeout_s=timeout_s))
+        without |= self._refusals.among(owner)
+        return [fact_id for fact_id in fact_ids if fact_id in without]
+
+    async def _wait_for(self, owner: str, fact_ids: Sequence[FactId], *, timeout_s: float) -> list[FactId]:
         deadline = time.monotonic() + timeout_s
         if owner not in self._owners:
             self.notify(owner)
@@ -267,7 +285,7 @@ class Encoder:
         try:
             if work.planned < work.wanted and not await self._capturer.is_worth_it(owner, job, salt=salt):
                 return  # whoever has changed these facts has the owner looked at again
-            await self._capturer.run(owner, policy, job, salt=salt, counts=counts)
+            refused = await self._capturer.run(owner, policy, job, salt=salt, counts=counts)
         except BlobStoreError as error:
             counts.failures += 1
             self._kv_failure = error
@@ -277,7 +295,8 @@ class Encoder:
         else:
             self._kv_outage.worked()
             self._kv_rest_s = _KV_REST_S
-            work.done(policy.name, [fact.id for fact in job.facts])
+            self._refusals.add(owner, policy.name, refused)
+            work.done(policy.name, [fact.id for fact in job.facts])  # there is no more to do for the refused either
 
     async def _in_thread(self, call: Callable[..., T], *args: object) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, partial(call, *args))

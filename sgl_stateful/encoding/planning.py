@@ -8,6 +8,7 @@ from memstore import Encoding, Fact, FactId, KVBlobs, MemStore, OwnerId
 
 from .codec import FactCodec
 from .policies import EncodeJob, EncodingPolicy
+from .refusals import Refusals
 
 _PAGE = 1000  # facts read from the store at once
 
@@ -19,17 +20,27 @@ class EncodePlanner:
     ----------
     max_job_tokens
         Longest prompt that an encoding may take; longer prefixes are cut from the front.
+    refusals
+        The facts that are not planned, because they have been refused.
     strict
         Whether KV that saw what has changed or gone is dropped as soon as it is found.
     """
 
     def __init__(
-        self, *, store: MemStore, blobs: KVBlobs, codec: FactCodec, max_job_tokens: int, strict: bool = False
+        self,
+        *,
+        store: MemStore,
+        blobs: KVBlobs,
+        codec: FactCodec,
+        max_job_tokens: int,
+        refusals: Refusals,
+        strict: bool = False,
     ) -> None:
         self._store = store
         self._blobs = blobs
         self._codec = codec
         self._max_job_tokens = max_job_tokens
+        self._refusals = refusals
         self._strict = strict
 
     def facts(self, owner: str) -> list[Fact]:
@@ -40,7 +51,10 @@ class EncodePlanner:
         return facts
 
     def plan(self, owner: str, facts: Sequence[Fact], policy: EncodingPolicy) -> list[EncodeJob]:
-        """The jobs that give each of ``facts``, all that the owner has, its encoding under one policy."""
+        """The jobs that give each of ``facts``, all that the owner has, its encoding under one policy.
+
+        Facts that are as they were when they were refused are left out.
+        """
         current = {fact.id: fact for fact in facts}
         stored = self._blobs.anchors(OwnerId(owner), policy.name)
         anchors = policy.choose_anchors(facts, stored)
@@ -48,6 +62,7 @@ class EncodePlanner:
             self._blobs.set_anchors(OwnerId(owner), policy.name, anchors)
         versions = [(fact.id, fact.version) for fact in facts]
         encoded = self._blobs.current(OwnerId(owner), versions, fingerprint=self._codec.fingerprint, policy=policy.name)
+        refused = self._refusals.still(owner, policy.name, facts)
         missing = []
         for fact in facts:
             encoding = encoded.get(fact.id, {}).get(0)
@@ -55,6 +70,8 @@ class EncodePlanner:
                 if self._strict:
                     self._blobs.drop_encoding(encoding.id)
                 encoding = None
+            if fact.id in refused:
+                continue
             if encoding is None or not self._is_of(encoding, fact, policy.constant_prefix(fact, current, anchors)):
                 missing.append(fact)
         return [part for job in policy.plan(facts, missing, anchors) for part in self._within_budget(job)]

@@ -47,7 +47,7 @@ class OwnerWork:
         self.changed.set()
 
     def done(self, policy: str, fact_ids: Collection[FactId]) -> None:
-        """Facts have KV under a policy."""
+        """Facts have KV under a policy, or have been refused for good."""
         self.missing.get(policy, set()).difference_update(fact_ids)
         self.changed.set()
 

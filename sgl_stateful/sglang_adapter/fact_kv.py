@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kv_splice import quantise
+from kv_splice import KVScales, QuantiseError, quantise
 from memstore import CorruptBlob, Encoding, EncodingId, FactId, KVBlob, KVBlobs
 from sgl_stateful.directive import Capture, CaptureItem, KeepProbe, Splice
 from sgl_stateful.splice import ArenaFullError, FactArena
@@ -45,7 +45,7 @@ class FactKV:
         self._fence: str | None = None
         self._is_fenced = False  # until weights change for the first time there is nothing to tell apart
         self._probes: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
-        self._counts = {"captured": 0, "spliced_tokens": 0, "corrupt": 0, "failures": 0}
+        self._counts = {"captured": 0, "refused": 0, "spliced_tokens": 0, "corrupt": 0, "failures": 0}
 
     # ---- splice ----
 
@@ -129,8 +129,7 @@ class FactKV:
         """
         match directive:
             case Capture(items):
-                captured_bytes = sum(self._capture(item, row, input_ids) for item in items)
-                return {"captured": len(items), "captured_bytes": captured_bytes}
+                return self._capture_all(items, row, input_ids)
             case KeepProbe(probe, start, end):
                 self._probes[probe] = self.pool.read_layer(row[start:end], layer=0)
                 return {"kept": probe}
@@ -139,6 +138,20 @@ class FactKV:
                 return _layer_error(self.pool.read_layer(row[spans[0].start : spans[-1].end], layer=0), kept)
             case _:
                 return {}
+
+    def _capture_all(self, items: Sequence[CaptureItem], row: torch.Tensor, input_ids: Sequence[int]) -> dict[str, Any]:
+        """Capture facts; those that int8 does not hold are left out, and named under ``refused``."""
+        sizes: list[int] = []
+        refused: list[EncodingId] = []
+        for item in items:
+            try:
+                sizes.append(self._capture(item, row, input_ids))
+            except QuantiseError as error:
+                logger.warning("fact %s cannot be kept in int8: %s", item.encoding["fact_id"], error)
+                refused.append(item.span.encoding_id)
+        self._counts["refused"] += len(refused)
+        report: dict[str, Any] = {"captured": len(sizes), "captured_bytes": sum(sizes)}
+        return {**report, "refused": refused} if refused else report
 
     def _capture(self, item: CaptureItem, row: torch.Tensor, input_ids: Sequence[int]) -> int:
         span = item.span
@@ -160,9 +173,10 @@ class FactKV:
         """KV of the tokens in ``slots``, which stand at ``start`` and onwards, as blobs and arena keep it."""
         keys, values = self.pool.read(slots, start)
         if not self.arena.is_quantised:
-            return KVBlob(keys, values, token_ids)
+            return KVBlob(keys.cpu(), values.cpu(), token_ids)
+        # On the pool's device: there are half the bytes to copy afterwards.
         k, v, scales = quantise(keys, values)
-        return KVBlob(k, v, token_ids, scales)
+        return KVBlob(k.cpu(), v.cpu(), token_ids, KVScales(scales.keys.cpu(), scales.values.cpu()))
 
     # ---- upkeep ----
 

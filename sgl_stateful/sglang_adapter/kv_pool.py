@@ -64,7 +64,7 @@ class KVPool:
 
         Returns
         -------
-        Two CPU tensors ``[num_layers, num_tokens, num_kv_heads, head_dim]`` in the pool's dtype.
+        Two tensors ``[num_layers, num_tokens, num_kv_heads, head_dim]`` of the pool's dtype, on its device.
         """
         self.order_after_forward()
         slots = slots.long()
@@ -72,7 +72,7 @@ class KVPool:
         values = torch.stack([pool[slots] for pool in self.v_pools])
         cos_sin = self.cos_sin(torch.arange(start, start + len(slots))).to(keys.device)
         plain = unrotate_keys(keys, cos_sin, is_neox=self.rope.is_neox).to(self.dtype)
-        return plain.cpu(), values.cpu()
+        return plain, values
 
     def read_layer(self, slots: torch.Tensor, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys as served (rotated) and values ``[num_tokens, num_kv_heads, head_dim]`` of one layer, on the CPU."""

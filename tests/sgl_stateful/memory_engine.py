@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 import xxhash
 
-from kv_splice import quantise
+from kv_splice import QuantiseError, quantise
 from memstore import BlobStoreError, Encoding, FactId, KVBlobs
 from sgl_stateful.directive import Capture, CaptureItem, Directive
 from sgl_stateful.engine_port import PrefillResult
@@ -56,6 +56,8 @@ class MemoryEngine:
         How many of the next prefills raise.
     closed_gate
         While it is set to an event, captures wait for it before they are written.
+    infinite
+        Facts whose keys hold infinity, which int8 refuses.
     """
 
     def __init__(self, blobs: KVBlobs) -> None:
@@ -69,6 +71,7 @@ class MemoryEngine:
         self.failing_controls = 0
         self.foreground = 0
         self.closing = False
+        self.infinite: set[FactId] = set()
         self.gate: asyncio.Event | None = None
         self.at_gate = asyncio.Event()
 
@@ -95,8 +98,7 @@ class MemoryEngine:
                     self.at_gate.set()
                     await self.gate.wait()
                 try:
-                    total = sum(self._capture(item, token_ids) for item in directive.items)
-                    report = {"captured": len(directive.items), "captured_bytes": total}
+                    report = self._capture_all(directive, token_ids)
                 except BlobStoreError as error:
                     kind = type(error).__name__
                     report = {"error": f"{kind}: {error}", "error_type": kind}
@@ -138,9 +140,21 @@ class MemoryEngine:
         for token_id in token_ids:
             node = node.setdefault(token_id, {})
 
+    def _capture_all(self, capture: Capture, token_ids: Sequence[int]) -> dict[str, Any]:
+        sizes, refused = [], []
+        for item in capture.items:
+            try:
+                sizes.append(self._capture(item, token_ids))
+            except QuantiseError:
+                refused.append(item.span.encoding_id)
+        report: dict[str, Any] = {"captured": len(sizes), "captured_bytes": sum(sizes)}
+        return {**report, "refused": refused} if refused else report
+
     def _capture(self, item: CaptureItem, token_ids: Sequence[int]) -> int:
         start, end = item.span.start, item.span.end
         k, v = kv_of(token_ids, start, end)
+        if item.encoding["fact_id"] in self.infinite:
+            k[0, -1] = torch.inf
         described = dict(item.encoding)
         described["saw"] = tuple((FactId(fact_id), version) for fact_id, version in described["saw"])
         described["token_ids"] = tuple(token_ids[start:end])

@@ -10,6 +10,7 @@ from memstore.searchable import vectors_name
 from sgl_stateful.encoding import StreamWindow
 from sgl_stateful.encoding.codec import FactCodec
 from sgl_stateful.encoding.planning import EncodePlanner
+from sgl_stateful.encoding.refusals import Refusals
 
 
 def codec() -> FactCodec:
@@ -53,7 +54,7 @@ def test_kv_of_another_text_is_made_anew(store: MemStore, blobs: KVBlobs) -> Non
         saw=(),
         token_ids=ids,
     )
-    planner = EncodePlanner(store=store, blobs=blobs, codec=reads, max_job_tokens=1000)
+    planner = EncodePlanner(store=store, blobs=blobs, codec=reads, max_job_tokens=1000, refusals=Refusals(reads))
     blobs.put(encoding, *kv_of(ids, 0, len(ids)))
     assert planner.plan("ana", [old], StreamWindow(0)) == []
     store.records.purge(OwnerId("ana"))

@@ -10,7 +10,7 @@ from memory_engine import MemoryEngine, kv_of
 from words import ByteTokenizer
 
 from memstore import Encoding, Fact, FactId, KVBlobs, MemStore, NewFact, OwnerId
-from sgl_stateful.directive import Capture
+from sgl_stateful.directive import Capture, CaptureItem
 from sgl_stateful.encoding import AnchorList, EncodeJob, EncodingPolicy, StreamWindow
 from sgl_stateful.encoding.codec import FactCodec
 from sgl_stateful.encoding.encoder import Encoder
@@ -226,6 +226,62 @@ async def test_one_fact_that_fails_does_not_stop_the_others(
     async with running(encoder := make(StreamWindow(0), concurrency=1)):
         await encode_all(encoder, facts)
     assert len(engine.captures) == 6
+
+
+# ---- facts that int8 does not hold ----
+
+
+async def test_a_fact_that_is_refused_is_not_encoded_again_until_it_changes(
+    make: Make, store: MemStore, blobs: KVBlobs, engine: MemoryEngine
+) -> None:
+    engine.description["kv_storage"] = "int8"
+    facts = add(store, 5)
+    ids = [f.id for f in facts]
+    engine.infinite = {ids[0], ids[3]}
+    async with running(encoder := make(policy := StreamWindow(2))):
+        for _ in range(5):  # more often than an owner whose facts fail is tried
+            encoder.notify("ana")
+            assert await encoder.wait_for("ana", ids, timeout_s=TIMEOUT_S) == [ids[0], ids[3]]
+            assert encoder.pending() == 0
+        asked = [item.encoding["fact_id"] for s in engine.captures for item in items_of(s.directive)]
+        assert sorted(asked) == sorted(ids), "each fact once"
+        assert encodings(blobs, facts, policy.name).keys() == {ids[1], ids[2], ids[4]}
+        counts = encoder.counts[policy.name]
+        assert (counts.facts, counts.refused, counts.failures) == (3, 2, 0)
+        more = add(store, 1, first=5)
+        await encode_all(encoder, more)  # the owner has not been given up
+        engine.infinite = set()
+        changed = store.update("ana", ids[0], text="Something that int8 holds.")
+        encoder.notify("ana")
+        assert await encoder.wait_for("ana", ids, timeout_s=TIMEOUT_S) == [ids[3]]
+    assert encodings(blobs, [changed], policy.name).keys() == {ids[0]}
+
+
+async def test_every_fact_of_an_owner_may_be_refused(
+    make: Make, store: MemStore, engine: MemoryEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.description["kv_storage"] = "int8"
+    ids = [f.id for f in add(store, 2)]
+    engine.infinite = set(ids)
+    async with running(encoder := make(StreamWindow(0))):
+        assert await encoder.wait_for("ana", ids, timeout_s=TIMEOUT_S) == ids
+        looked = len(engine.sent)
+        encoder.report_missing("ana")  # by a request that met them
+        assert encoder.pending() == 0, "it was looked at just now"
+        with monkeypatch.context() as patch:
+            patch.setattr("sgl_stateful.encoding.encoder._RETRY_AFTER_S", -1.0)
+            encoder.report_missing("ana")
+        assert encoder.pending() == 1, "that is long ago"
+        store.delete("ana", ids[0])
+        encoder.notify("ana")
+        assert await encoder.wait_for("ana", ids, timeout_s=TIMEOUT_S) == [ids[1]]
+    assert len(engine.sent) == looked
+    assert encoder.counts["window:0"].refused == 2
+
+
+def items_of(directive: object) -> Sequence[CaptureItem]:
+    assert isinstance(directive, Capture)
+    return directive.items
 
 
 async def test_time_that_is_up_leaves_what_is_missing(make: Make, store: MemStore, engine: MemoryEngine) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from kv_splice import QuantiseError, RopeSpec, quantise, unrotate_keys
+from kv_splice import RopeSpec, quantise, unrotate_keys
 from memstore import EncodingId, KVBlobs, MemStoreSettings
 from sgl_stateful.directive import Capture, CaptureItem, Span
 from sgl_stateful.sglang_adapter.fact_kv import FactKV, FactPart
@@ -68,9 +68,14 @@ def capture(facts: FactKV, slots: torch.Tensor) -> dict[str, Any]:
 
 def part(encoding_id: EncodingId, at: int) -> FactPart:
     """The whole fact, at prompt position ``at``."""
-    span = SPANS[encoding_id]
-    ids = array("q", PROMPT[span.start : span.end])
-    return FactPart(encoding_id, ids, at, at, at + len(span))
+    return span_of(encoding_id, at, offset=0, length=len(SPANS[encoding_id]))
+
+
+def span_of(encoding_id: EncodingId, at: int, *, offset: int, length: int, cut: tuple[int, int] = (0, 0)) -> FactPart:
+    """``length`` tokens of a fact from its token ``offset`` on, at ``at``; without ``cut`` of them at either end."""
+    first = SPANS[encoding_id].start + offset
+    ids = array("q", PROMPT[first : first + length])
+    return FactPart(encoding_id, ids, offset, at, at + cut[0], at + length - cut[1])
 
 
 def splice(facts: FactKV, into: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -152,15 +157,93 @@ def test_kv_of_the_other_kind_is_not_spliced(blobs: KVBlobs, slots: torch.Tensor
     assert facts.stats()["arena"]["facts"] == 0
 
 
-def test_kv_that_int8_does_not_hold_is_refused_before_anything_is_kept(blobs: KVBlobs, slots: torch.Tensor) -> None:
+@pytest.mark.parametrize(
+    ("position", "refused", "kept", "tokens"), [(5, LONG, SHORT, 7), (25, SHORT, LONG, 20)], ids=["first", "second"]
+)
+def test_a_fact_that_int8_does_not_hold_is_refused_alone(
+    blobs: KVBlobs,
+    slots: torch.Tensor,
+    caplog: pytest.LogCaptureFixture,
+    position: int,
+    refused: EncodingId,
+    kept: EncodingId,
+    tokens: int,
+) -> None:
     pool = pool_of(torch.float32)
-    pool.v_pools[1][slots[25]] = math.inf
+    pool.v_pools[1][slots[position]] = math.inf
     facts = facts_of(pool, blobs, is_int8=True)
-    with pytest.raises(QuantiseError, match="V holds inf"):
-        capture(facts, slots)
-    assert blobs.has(LONG), "the other fact of the prompt came first"
-    assert not blobs.has(SHORT)
-    assert SHORT not in facts.arena
+    # As in the test of bytes.
+    size = 2 * LAYERS * tokens * HEADS * DIM + 2 * LAYERS * HEADS * DIM + 2 * LAYERS * tokens * HEADS
+    assert capture(facts, slots) == {"captured": 1, "captured_bytes": size, "refused": [refused]}
+    assert facts.missing([LONG, SHORT]) == [refused]
+    assert facts.rows([part(kept, 50)]) is not None
+    assert (facts.stats()["captured"], facts.stats()["refused"], facts.stats()["arena"]["tokens"]) == (1, 1, tokens)
+    assert "V holds inf" in caplog.text
+
+
+@pytest.mark.parametrize("is_int8", [False, True], ids=["native", "int8"])
+def test_rows_of_a_part_are_those_of_its_own_tokens(blobs: KVBlobs, slots: torch.Tensor, is_int8: bool) -> None:
+    facts = facts_of(pool_of(torch.float32), blobs, is_int8=is_int8)
+    capture(facts, slots)
+    whole = {}
+    for name in (LONG, SHORT):
+        owned = facts.arena.rows(name)
+        assert owned is not None
+        whole[name] = owned.tolist()
+    # Of the long fact: tokens 4 to 15, at 100; then 6 to 9, at 112, the first of them cached, and the last in the page
+    # that the block ends in.
+    parts = [
+        span_of(LONG, 100, offset=4, length=12),
+        span_of(LONG, 112, offset=6, length=4, cut=(1, 1)),
+        span_of(SHORT, 116, offset=0, length=7, cut=(5, 0)),
+    ]
+    found = facts.rows(parts)
+    assert found is not None
+    rows, positions = found
+    tokens = [(LONG, i) for i in range(4, 16)] + [(LONG, 7), (LONG, 8)] + [(SHORT, 5), (SHORT, 6)]
+    assert rows.tolist() == [whole[name][i] for name, i in tokens]
+    assert positions.tolist() == [*range(100, 112), 113, 114, 121, 122]
+
+
+def test_a_part_is_spliced_as_it_is_in_the_whole_fact(blobs: KVBlobs, slots: torch.Tensor) -> None:
+    """Tokens 4 to 15 of the long fact, without the first three: the same keys and values at the same positions."""
+    pool = pool_of(torch.float32)
+    facts = facts_of(pool, blobs, is_int8=False)
+    capture(facts, slots)
+    want_keys, want_values = expected(pool, slots, is_int8=False)  # the long fact is at 57: token 7 at 64
+    found = facts.rows([span_of(LONG, 61, offset=4, length=12, cut=(3, 0))])
+    assert found is not None
+    into = torch.arange(9)
+    facts.splice(found[0], into, found[1])
+    keys = torch.stack([p[into] for p in pool.k_pools])
+    assert (keys.double() - want_keys[:, 14:23]).abs().max() <= 1e-5
+    assert torch.equal(torch.stack([p[into] for p in pool.v_pools]), want_values[:, 14:23].float())
+
+
+@pytest.mark.parametrize(
+    ("first", "offset", "length"),
+    [(4, 5, 6), (5, 4, 6), (0, 14, 6), (14, 14, 7), (18, 18, 5)],
+    ids=["an offset more", "an offset less", "those of the beginning", "a token past the end", "mostly past the end"],
+)
+def test_right_ids_at_the_wrong_offset_are_not_spliced(
+    blobs: KVBlobs, slots: torch.Tensor, first: int, offset: int, length: int
+) -> None:
+    facts = facts_of(pool_of(torch.float32), blobs, is_int8=False)
+    capture(facts, slots)
+    assert len(SPANS[LONG]) == 20
+    at = SPANS[LONG].start
+    ids = array("q", PROMPT[at + first : at + first + length])
+    # Only the first tokens are asked for: what follows them in the span must be right all the same.
+    assert facts.rows([FactPart(LONG, ids, offset, 50, 50, 52)]) is None
+    right = array("q", PROMPT[at + offset : min(at + offset + length, at + 20)])
+    assert facts.rows([FactPart(LONG, right, offset, 50, 50, 52)]) is not None
+
+
+def test_what_is_read_is_on_the_cpu_in_the_dtypes_of_its_storage(blobs: KVBlobs, slots: torch.Tensor) -> None:
+    for is_int8, dtype in ((False, torch.bfloat16), (True, torch.int8)):
+        blob = facts_of(pool_of(torch.bfloat16), blobs, is_int8=is_int8)._read(slots[3:23], 3, tuple(PROMPT[3:23]))
+        assert (blob.k.dtype, blob.v.dtype) == (dtype, dtype)
+        assert {tensor.device.type for tensor in (blob.k, blob.v, *(blob.scales or ()))} == {"cpu"}
 
 
 def test_a_fact_that_does_not_fit_the_arena_is_kept_in_blobs(
