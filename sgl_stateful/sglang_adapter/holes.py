@@ -4,6 +4,8 @@ They are *holes*: text between the cached prefix and the first fact, facts that 
 holes is a pseudo-sequence over the request's own row: prefix ``[0, a)``, extend ``[a, b)``. Every layer writes the K
 and V of all runs before it attends, so a run sees the fresh K and V of the runs before it. The request's own extend
 follows on the same stream.
+
+SGLang's prefill budget is charged with them where a request is admitted, like the tokens that its own encoders replay.
 """
 
 from __future__ import annotations
@@ -20,9 +22,12 @@ from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, Forw
 
 from sgl_stateful.directive import Span
 
+from .request_state import hole_tokens_of
+
 logger = logging.getLogger(__name__)
 
 MAX_TOKENS = 2048  # of one forward of holes, and of the holes of one request
+MAX_RUNS = 64  # of one forward: SGLang's LM head makes logits [num_runs, vocab_size], which nobody reads
 HOLES = "_sgl_stateful_holes"  # attribute of a request: its runs, until they have been computed
 
 
@@ -45,6 +50,20 @@ def holes_of(spans: Sequence[Span], start: int, end: int) -> list[Run]:
     if start < end:
         runs.append(Run(start, end))
     return runs
+
+
+def around_replay_len(original: Callable[..., int], adder: Any, req: Any, prefix_len: int) -> int:
+    """AROUND ``PrefillAdder._replay_len``: tokens of the step's budget that a request takes besides its own extend.
+
+    The first request of a step is not charged with more than its extend leaves, as it would be refused for ever where
+    its holes alone are as long as a chunk. So a step computes at most a chunk, and the holes of one request.
+    """
+    replayed = original(adder, req, prefix_len)
+    holes = hole_tokens_of(req)
+    if holes and not adder.can_run_list and adder.rem_chunk_tokens is not None:
+        extend = adder.ceil_paged_tokens(len(req.full_untruncated_fill_ids) - prefix_len)
+        holes = min(holes, max(adder.rem_chunk_tokens - replayed - extend, 0))
+    return replayed + holes
 
 
 def around_forward(original: Callable[..., Any], worker: Any, batch: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -83,7 +102,11 @@ def _compute(runner: Any, batch: Any, jobs: Sequence[tuple[int, Run]]) -> None:
 
 
 def _next_part(jobs: Sequence[tuple[int, Run]], *, max_runs: int) -> Sequence[tuple[int, Run]]:
-    """The first jobs that go into one forward: at least one, and no more tokens than a chunk of prefill."""
+    """The first jobs that go into one forward: at least one, and ``MAX_RUNS`` or ``max_runs`` at most.
+
+    Several have no more tokens than a chunk of prefill.
+    """
+    max_runs = min(max_runs, MAX_RUNS)
     tokens = 0
     for count, (_, run) in enumerate(jobs):
         tokens += run.end - run.start

@@ -140,6 +140,7 @@ class StatefulRadixCache(UnifiedRadixCache):
             return exact, f"uncached_text_too_long:{hole_tokens}"
         if match.device_prefix_len < end:
             match = match._replace(host_hit_length=end - match.device_prefix_len)
+        state.hole_tokens = hole_tokens
         return match, None
 
     def _with_snapshot(self, params: MatchPrefixParams, state: RequestState, match: MatchResult) -> MatchResult:

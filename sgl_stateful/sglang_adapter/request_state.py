@@ -33,6 +33,7 @@ class RequestState:
     splice_ms: float = 0.0
     private_slots: torch.Tensor | None = None  # [e - p] int64, until the row of the request holds them
     computed_tokens: int = 0  # in holes between the facts
+    hole_tokens: int = 0  # those that the match promises to compute; 0 where the request is exact
     failed: str | None = None  # loading failed: exact from here on, until the request is released
     snapshot: Mapping[str, Any] | None = None  # what became of the session's, once it was tried
     virtual: array[int] | None = None  # ids of [first span's start, last span's end), made once; holes hold 0
@@ -94,6 +95,12 @@ def state_of(req: Any) -> RequestState:
             _attach(req, HOLD_KEY, None)  # counted for every token, so that the last one's value finds its place
         setattr(req, _STATE, state)
     return state
+
+
+def hole_tokens_of(req: Any) -> int:
+    """Tokens that admitting a request computes in holes, as far as its last match knows."""
+    state: RequestState | None = req.__dict__.get(_STATE)
+    return 0 if state is None or state.exact else state.hole_tokens
 
 
 def forget_state(req: Any) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import sglang
 import torch
-from sglang.srt.managers import io_struct, schedule_batch, scheduler
+from sglang.srt.managers import io_struct, schedule_batch, schedule_policy, scheduler
 from sglang.srt.mem_cache.common import match_kv_cache
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from sglang.srt.mem_cache.unified_cache.unified_tree_core_interface import UnifiedTreeCoreInterface
@@ -56,6 +56,10 @@ _BATCH_CALLS = {
     "new_tokens_required_next_decode": ("self", "selected_indices"),
     "_get_decode_retraction_order": ("reqs",),
 }
+_ADDER_CALLS = {  # by which the tokens between spliced facts are charged
+    "_replay_len": ("self", "req", "prefix_len"),
+    "ceil_paged_tokens": ("self", "tokens"),
+}
 _CACHE_CALLS = {
     "lock": ("self", "node_id", "skip_lock_components"),
     "unlock": ("self", "lock"),
@@ -85,18 +89,20 @@ _SCHEDULER_FIELDS = ("chunked_prefill_size", "chunked_req", "enable_priority_sch
 
 
 def check_scheduling(scheduler_class: type) -> None:
-    """Refuse a scheduler, request or cache in which something that pins and ordering rely on has another shape.
+    """Refuse a scheduler, request or cache in which something that is relied on has another shape.
 
     ``scheduler_class`` is ours; what it extends is looked at.
     """
     theirs = scheduler_class.__mro__[1]
     check_calls(theirs, _SCHEDULER_CALLS)
     check_calls(schedule_batch.ScheduleBatch, _BATCH_CALLS)
+    check_calls(schedule_policy.PrefillAdder, _ADDER_CALLS)
     check_calls(UnifiedRadixCache, _CACHE_CALLS)
     check_calls(UnifiedTreeCoreInterface, {"match_full_device_prefix": ("self", "key")})
     check_calls(match_kv_cache, {"__call__": ("req", "tree_cache", "token_ids", "cow_mamba", "max_prefix_len")})
     check_assigned(schedule_batch.Req, _REQUEST_FIELDS)
     check_assigned(theirs, _SCHEDULER_FIELDS)
+    check_assigned(schedule_policy.PrefillAdder, ("can_run_list", "rem_chunk_tokens"))
     check_assigned(scheduler.NextBatchPlan, ("batch_to_run", "running_batch"))
     check_assigned(schedule_batch.ReqKvInfo, ("cache_protected_len", "kv_allocated_len"))
     check_assigned(SchedulerReqTimeStats, ("wait_queue_entry_time",))

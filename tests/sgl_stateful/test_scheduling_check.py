@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from sglang.srt.managers import schedule_batch
+from sglang.srt.managers import schedule_batch, schedule_policy
 from sglang.srt.mem_cache.unified_cache.unified_tree_core_interface import UnifiedTreeCoreInterface
 
 from sgl_stateful.errors import IncompatibleServer
@@ -33,6 +33,7 @@ def test_this_sglang_has_all_of_it() -> None:
     [
         (UnifiedTreeCoreInterface, "match_full_device_prefix"),
         (schedule_batch.ScheduleBatch, "_get_decode_retraction_order"),
+        (schedule_policy.PrefillAdder, "_replay_len"),
         (StatefulScheduler.__mro__[1], "_reqs_finishing_inflight"),
     ],
 )
