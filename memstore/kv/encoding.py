@@ -122,7 +122,7 @@ def unpack_blob(key: bytes, value: bytes | memoryview) -> KVBlob:
         raise ValueError("checksum does not match")
     try:
         tensors = _tensors_in(payload)
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
         raise ValueError(f"payload is not safetensors: {error!r}") from error
     k, v, token_ids = (tensors.get(name) for name in ("k", "v", "token_ids"))
     if k is None or v is None or token_ids is None or k.dim() != 4 or k.shape != v.shape or k.dtype != v.dtype:
@@ -154,9 +154,14 @@ def _tensors_in(payload: bytearray) -> dict[str, "torch.Tensor"]:
         "F64": torch.float64,
     }
     first = 8 + int.from_bytes(payload[:8], "little")
+    described = json.loads(payload[8:first]).items()
     tensors = {}
-    for name, at in json.loads(payload[8:first]).items():
+    ends_before = 0
+    for name, at in sorted(described, key=lambda entry: list(entry[1]["data_offsets"])):
         start, end = at["data_offsets"]
+        if not ends_before <= start <= end <= len(payload) - first:
+            raise ValueError(f"{name} is at [{start}, {end}) of {len(payload) - first} bytes, behind {ends_before}")
+        ends_before = end
         dtype = dtypes[at["dtype"]]
         shape, count = at["shape"], (end - start) // dtype.itemsize
         if count:

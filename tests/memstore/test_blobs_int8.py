@@ -1,11 +1,13 @@
 """`KVBlobs` of quantised encodings: int8 and scales bit for bit, beside native ones and those of earlier releases."""
 
 import dataclasses
+import json
 import random
 from collections.abc import Callable
 
 import pytest
 import torch
+import xxhash
 from small_kv import TOKENS, encoding, entries, flipped, kv, overwrite, raw
 
 from kv_splice import KVScales, quantise
@@ -91,6 +93,70 @@ def test_blobs_of_the_release_before_are_read() -> None:
     assert same(blob.v, torch.tensor([[[[0.25, 3.0]]]]).bfloat16())
     assert (blob.token_ids, blob.scales) == ((7,), None)
     assert pack_blob(b"key", blob)[:4] == b"KVB1", "and that release reads native ones of this"
+
+
+def sealed(header: object, size: int = 16) -> bytes:
+    """A value whose checksum, under the key b"key", is right: the magic, the header, and that many bytes."""
+    text = json.dumps(header).encode()
+    payload = len(text).to_bytes(8, "little") + text + bytes(size)
+    return b"KVB1" + xxhash.xxh3_128(b"key" + payload).digest() + payload
+
+
+def header(**changed: object) -> dict[str, object]:
+    """Of the blob of the release before, with some entries changed."""
+    plain = {
+        "token_ids": {"dtype": "I64", "shape": [1], "data_offsets": [0, 8]},
+        "k": {"dtype": "BF16", "shape": [1, 1, 1, 2], "data_offsets": [8, 12]},
+        "v": {"dtype": "BF16", "shape": [1, 1, 1, 2], "data_offsets": [12, 16]},
+    }
+    return plain | changed
+
+
+def at(start: object, end: object, dtype: object = "BF16") -> dict[str, object]:
+    return {"dtype": dtype, "shape": [1, 1, 1, 2], "data_offsets": [start, end]}
+
+
+def test_a_right_checksum_is_right() -> None:
+    assert unpack_blob(b"key", sealed(header())).token_ids == (0,)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        [],
+        [1, 2],
+        None,
+        3,
+        "k",
+        header(k=[1, 2]),
+        header(k=None),
+        header(k="BF16"),
+        header(k={}),
+        header(k=at(-4, 0)),
+        header(k=at(-8, -4)),
+        header(k=at(6, 10)),
+        header(k=at(12, 16)),
+        header(v=at(10, 14)),
+        header(v=at(16, 20)),
+        header(v=at(16, 12)),
+        header(v=at(12, 2**70)),
+        header(v=at(2**70, 2**70 + 4)),
+        header(v=at(12, "16")),
+        header(v=at(12.0, 16.0)),
+        header(v=at(12, None)),
+        header(v=at(12, 16, "F8_E4M3")),
+        header(v=at(12, 16, ["BF16"])),
+        header(v={"dtype": "BF16", "shape": [1, 1, 1, 2], "data_offsets": [12, 14, 16]}),
+        header(v={"dtype": "BF16", "shape": [1, 1, 1, 3], "data_offsets": [12, 16]}),
+        header(v={"dtype": "BF16", "shape": [1, 1, 1, 2**70], "data_offsets": [12, 16]}),
+        header(v={"dtype": "BF16", "shape": {"a": 1}, "data_offsets": [12, 16]}),
+        header(v={"dtype": "BF16", "shape": [1, 1, 1, 2], "data_offsets": 12}),
+    ],
+    ids=repr,
+)
+def test_a_header_that_is_wrong_behind_a_right_checksum_is_damage(wrong: object) -> None:
+    with pytest.raises(ValueError, match="payload is not safetensors"):
+        unpack_blob(b"key", sealed(wrong))
 
 
 def test_a_flipped_bit_is_found_and_repaired_wherever_it_is(blobs: KVBlobs) -> None:
