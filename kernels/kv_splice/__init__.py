@@ -2,12 +2,11 @@
 
 from kv_splice.dispatch import splice, warm_up
 from kv_splice.errors import KvSpliceError, QuantiseError, SpliceError, UnsupportedDevice, UnsupportedRope
-from kv_splice.quantise import LARGEST_QUANTISED, SCHEME, ArenaScales, KVScales, dequantise, quantise
+from kv_splice.quantise import SCHEME, ArenaScales, KVScales, quantise
 from kv_splice.reference import rotate_keys, splice_reference, unrotate_keys
 from kv_splice.rope import RopeScaling, RopeSpec
 
 __all__ = [
-    "LARGEST_QUANTISED",
     "SCHEME",
     "ArenaScales",
     "KVScales",
@@ -18,7 +17,6 @@ __all__ = [
     "SpliceError",
     "UnsupportedDevice",
     "UnsupportedRope",
-    "dequantise",
     "quantise",
     "rotate_keys",
     "splice",

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kv_splice import LARGEST_QUANTISED, QuantiseError, dequantise, quantise
+from kv_splice import QuantiseError, quantise
+from kv_splice.quantise import LARGEST_QUANTISED, dequantise
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 # Every positive finite number of fp16, ascending, in fp64.
