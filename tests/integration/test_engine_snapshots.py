@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import httpx
 import numpy as np
 import pytest
 from engines import RunningEngine
+from redis_server import wait_until
 from sessions_http import KnownSession, fresh, new_owner
 
 from locomo.server import ServerProcess
@@ -232,13 +233,6 @@ def test_a_request_with_facts_does_without(snapshots: Snapshots) -> None:
 # ---- over a restart ----
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + _DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.1)
-
-
 def snapshot_counts(http: httpx.Client) -> dict[str, int]:
     counts: dict[str, int] = http.get("/v1/sessions/stats").json()["totals"]["snapshots"]
     return counts
@@ -258,7 +252,7 @@ def test_a_session_is_read_back_after_a_restart(model_dir: Path, tmp_path: Path)
         session = KnownSession.open(http, owner, ids)
         purged = KnownSession.open(http, new_owner(), other)
         ended = KnownSession.open(http, owner, other)
-        until(lambda: snapshot_counts(http)["written"] == 3)
+        wait_until(lambda: snapshot_counts(http)["written"] == 3, "the third snapshot", deadline_s=_DEADLINE_S)
         assert len(list(folder.iterdir())) == 3
         assert ended.close().status_code == 200
         assert len(list(folder.iterdir())) == 2
@@ -282,4 +276,4 @@ def test_a_session_is_read_back_after_a_restart(model_dir: Path, tmp_path: Path)
         assert session.show()["pin"] == {"state": "pinned", "cells": 600, "reason": None}
         assert session.ask("query", question)["meta_info"]["session"]["rebuilt"] is None
         assert snapshot_counts(http) == {"written": 0, "read": 1, "missed": 0}
-        until(lambda: list(folder.iterdir()) == [kept])  # a file that belongs to no session goes
+        wait_until(lambda: list(folder.iterdir()) == [kept], "the end of a file of no session", deadline_s=_DEADLINE_S)

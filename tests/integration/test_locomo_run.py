@@ -8,12 +8,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from engines import RunningServer
+from redis_server import wait_until
 
 pytestmark = pytest.mark.engine
 
@@ -31,13 +32,6 @@ def command(step: str, out: Path, *options: object) -> list[str]:
 def run_options(server: RunningServer, model_dir: Path) -> list[object]:
     size = ["--questions", _QUESTIONS, "--max-tokens", 4, "--no-choices"]
     return ["--model", model_dir, "--url", server.url, "--arms", _ARMS, "--allow-data-changes", *size]
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + _PATIENCE_S
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def num_rows(out: Path) -> int:
@@ -69,10 +63,13 @@ def test_a_run_that_is_killed_and_gone_on_with_gives_the_same_rows_and_figures(
     draw = random.Random(5)
     for expected in (2, 4):
         with subprocess.Popen(command("run", broken, *run_options(server, model_dir)), stderr=subprocess.PIPE) as run:
-            while num_rows(broken) < expected:
-                assert run.poll() is None, run.communicate()
-                time.sleep(0.05)
-            time.sleep(draw.uniform(0, 1.5))
+            wait_until(
+                lambda run=run, wanted=expected: run.poll() is not None or num_rows(broken) >= wanted,
+                f"row {expected}",
+                deadline_s=_PATIENCE_S,
+            )
+            assert run.poll() is None, run.communicate()
+            time.sleep(draw.uniform(0, 1.5))  # the moment of the kill, somewhere in the question that follows
             run.kill()
         assert run.returncode == -signal.SIGKILL, run.returncode
         assert num_rows(broken) < _QUESTIONS, "it ended before it was killed"
@@ -102,10 +99,10 @@ def test_a_server_ends_with_the_process_that_started_it(model_dir: Path, tmp_pat
     )
     with subprocess.Popen([sys.executable, "-c", start, str(model_dir), str(tmp_path)]) as parent:
         children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children")
-        wait_until(lambda: bool(children.read_text()))
+        wait_until(lambda: bool(children.read_text()), "the start of a server", deadline_s=_PATIENCE_S)
         [server] = children.read_text().split()
         parent.kill()
-    wait_until(lambda: not is_running(server))
+    wait_until(lambda: not is_running(server), "the end of the server", deadline_s=_PATIENCE_S)
 
 
 def is_running(pid: str) -> bool:
