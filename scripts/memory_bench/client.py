@@ -123,15 +123,19 @@ class Client:
         return Timed(1e3 * (first - started), 1e3 * (ended - started), 1e3 * forward_s, meta["memory"])
 
     async def flush(self) -> None:
-        """Empty the radix cache and the arena, and prefill the two beginnings that all prompts share."""
+        """Empty the radix cache and the arena, and prefill the two beginnings that all prompts share.
+
+        Each with the memory's header behind it, which an owner's earlier requests leave there as well. The fact that
+        has to stand behind the header does so as text: no KV gets into the arena.
+        """
         try:
             reply = await self._http.post("/flush_cache", params={"timeout": _FLUSH_TIMEOUT_S})
         except httpx.HTTPError as error:
             raise _unreachable("/flush_cache", error) from error
         if reply.is_error:
             raise ServerFailed(f"/flush_cache answered {reply.status_code}: {reply.text[:_SHOWN_CHARACTERS]}")
-        await self.ask("Hello?", mode="off", k=0, answer=1)
-        await self.ask("Hello?", mode="off", k=0, answer=1, other_beginning=True)
+        await self.ask("Hello?", mode="text", k=1, answer=1)
+        await self.ask("Hello?", mode="text", k=1, answer=1, other_beginning=True)
 
     async def _events(self, body: dict[str, Any]) -> AsyncIterator[tuple[float, dict[str, Any]]]:
         """The objects of the stream that answers a request, and when each came."""

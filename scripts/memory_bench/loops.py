@@ -97,7 +97,9 @@ async def opened(client: Client, questions: Sequence[str], asking: Asking, *, ra
         async with asyncio.TaskGroup() as group:
             for question in questions:
                 due += draw.expovariate(rate_per_s)
-                await asyncio.sleep(max(due - time.perf_counter(), 0))
+                # Not every loop sleeps as long as it is told to: one with a clock of milliseconds wakes up early.
+                while (left := due - time.perf_counter()) > 0:
+                    await asyncio.sleep(left)
                 group.create_task(arrive(question, due))
     except ExceptionGroup as failed:
         raise failed.exceptions[0] from failed

@@ -62,7 +62,7 @@ def test_a_flush_leaves_both_beginnings_in_the_cache() -> None:
             await client.flush()
 
     asyncio.run(flush())
-    assert server.asked == ["flush", ("off", 0, "Hello?", False), ("off", 0, "Hello?", True)]
+    assert server.asked == ["flush", ("text", 1, "Hello?", False), ("text", 1, "Hello?", True)]
 
 
 @pytest.mark.parametrize(

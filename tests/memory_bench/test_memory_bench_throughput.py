@@ -141,8 +141,11 @@ def test_a_closed_loop_has_so_many_requests_under_way() -> None:
     assert (most, len(found.ttft_ms)) == (4, 40)
 
 
-def test_who_waits_for_the_loop_to_send_his_request_waits_too() -> None:
+def test_who_waits_for_the_loop_to_send_his_request_waits_too(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[float] = []
+    whole_sleep = asyncio.sleep
+    # As in a loop whose clock is of milliseconds.
+    monkeypatch.setattr(asyncio, "sleep", lambda seconds: whole_sleep(seconds / 2))
 
     class Busy:
         async def ask(self, question: str, **asked: object) -> object:

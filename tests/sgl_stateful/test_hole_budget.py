@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from array import array
 from collections.abc import Iterator
 
@@ -32,7 +33,8 @@ FACT_TOKENS = 10
 
 @pytest.fixture(autouse=True)
 def sglang_with_the_hook(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    original = PrefillAdder._replay_len
+    # Without the hooks of an engine that an earlier test has started in this process.
+    original = inspect.unwrap(PrefillAdder._replay_len)
     monkeypatch.setattr(
         PrefillAdder, "_replay_len", lambda adder, req, prefix_len: around_replay_len(original, adder, req, prefix_len)
     )
