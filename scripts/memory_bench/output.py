@@ -14,6 +14,7 @@ from locomo.errors import RunError
 from locomo.whole_file import write_whole
 
 Bars = Mapping[str, float | None]
+Intervals = Mapping[str, tuple[float, float]]
 Row = Mapping[str, Any]
 _STARTED = time.monotonic()
 
@@ -43,7 +44,7 @@ class Output:
 
     def __init__(self, path: Path | None, *, bars: Sequence[str], meta: Mapping[str, Any], official: bool) -> None:
         self._path = path
-        self._bars: dict[str, float | None] = dict.fromkeys(bars)
+        self._bars: dict[str, float | list[float] | None] = dict.fromkeys(bars)
         self._official = official
         self.meta = dict(meta)
         self.rows: Sequence[Row] = ()
@@ -55,12 +56,13 @@ class Output:
         self.rows = rows
         self._write(is_finished=False)
 
-    def finish(self, rows: Sequence[Row], bars: Bars) -> None:
-        """Write the last rows with the bars, and print the bars."""
+    def finish(self, rows: Sequence[Row], bars: Bars, intervals: Intervals | None = None) -> None:
+        """Write the last rows with the bars, and print the bars; a bar's 95 % interval is ``<bar>_interval``."""
         self.rows = rows
         assert bars.keys() == self._bars.keys(), bars
         if self._official:
             self._bars |= bars
+            self._bars |= {f"{bar}_interval": list(interval) for bar, interval in (intervals or {}).items()}
         self._write(is_finished=True)
         print(json.dumps(self._bars))
 

@@ -22,7 +22,7 @@ from .command import integers, positive, rates, run
 from .loops import Asking, Block, Load, closed, opened
 from .output import Output, say
 from .setting import SPLICE, TEXT, serving, status_of
-from .spread import spread_ms
+from .spread import interval_of_ratios, spread_ms
 from .subject import Subject, require_facts, require_questions
 
 BARS = ("qps_ratio_16_users_k50",)
@@ -182,7 +182,8 @@ def _measure(args: argparse.Namespace, subject: Subject, output: Output) -> None
     if ratios := ratios_of_blocks(rows):
         output.meta |= {"qps_ratio_of_blocks": ratios}
         print(f"{BAR_USERS} users, spliced over text by block: {', '.join(f'{ratio:.2f}' for ratio in ratios)}")
-    output.finish(rows, bars_of(rows))
+    intervals = {BARS[0]: interval_of_ratios(ratios)} if len(ratios) >= BAR_BLOCKS else {}
+    output.finish(rows, bars_of(rows), intervals)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -23,7 +23,7 @@ from .client import Client, Timed
 from .command import integers, positive, run
 from .output import Output, say
 from .setting import SPLICE, TEXT, serving
-from .spread import spread_ms
+from .spread import interval_of_medians, spread_ms
 from .subject import Subject, require_facts, require_questions
 
 KS = (0, 1, 5, 10, 20, 50)
@@ -116,6 +116,7 @@ def row_of(key: Key, taken: Sequence[Timed]) -> dict[str, Any]:
         "k": key.k,
         "case": key.case,
         "ttft_ms": total,
+        "rounds_ms": [round(timed.ttft_ms, 2) for timed in taken],
         "parts_ms": parts,
         "prefilled_tokens": statistics.median(timed.memory["tokens"]["prefilled"] for timed in taken),
         "spliced_tokens": statistics.median(timed.memory["tokens"]["spliced"] for timed in taken),
@@ -123,18 +124,33 @@ def row_of(key: Key, taken: Sequence[Timed]) -> dict[str, Any]:
     }
 
 
-def bars_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
-    """Ratios of medians, new facts every time; None where a side has too few repeats or was served otherwise."""
-    p50 = {
-        (row["arm"], row["k"]): row["ttft_ms"]["p50"]
+def sides_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[Sequence[float], Sequence[float]]]:
+    """Times of both sides of each bar, by round, new facts every time.
+
+    Without the bars of which a side has too few repeats or was served otherwise.
+    """
+    rounds = {
+        (row["arm"], row["k"]): row["rounds_ms"]
         for row in rows
         if row["case"] == "new" and row["ttft_ms"]["repeats"] >= LEAST_REPEATS and row["tiers"] == _TIERS[row["arm"]]
     }
-    text, splice, none = p50.get((TEXT, 50)), p50.get((SPLICE, 50)), p50.get(("none", 0))
+    text, splice, none = rounds.get((TEXT, 50)), rounds.get((SPLICE, 50)), rounds.get(("none", 0))
+    sides = {"ttft_text_over_splice_k50": (text, splice), "ttft_splice_k50_over_k0": (splice, none)}
+    return {bar: (above, below) for bar, (above, below) in sides.items() if above and below}
+
+
+def bars_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
+    """Ratios of medians, None where `sides_of` has not both sides."""
+    sides = sides_of(rows)
     return {
-        "ttft_text_over_splice_k50": text / splice if text and splice else None,
-        "ttft_splice_k50_over_k0": splice / none if splice and none else None,
+        bar: statistics.median(sides[bar][0]) / statistics.median(sides[bar][1]) if bar in sides else None
+        for bar in BARS
     }
+
+
+def intervals_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, float]]:
+    """Their intervals over the rounds."""
+    return {bar: interval_of_medians(above, below) for bar, (above, below) in sides_of(rows).items()}
 
 
 def _measure(args: argparse.Namespace, subject: Subject, output: Output) -> None:
@@ -156,7 +172,7 @@ def _measure(args: argparse.Namespace, subject: Subject, output: Output) -> None
         line = f"{row['arm']:24s} k {row['k']:3d} {row['case']:9s} p50 {ms['p50']:7.1f} ms  p95 {ms['p95']:7.1f}"
         print(f"{line}{'*' if ms['p95_of_few'] else ' '} prefilled {row['prefilled_tokens']:6.0f}")
     print("* one of the three largest: too few samples for a 95th percentile")
-    output.finish(rows, bars_of(rows))
+    output.finish(rows, bars_of(rows), intervals_of(rows))
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -7,7 +7,7 @@ import httpx
 import pytest
 from memory_bench.client import Timed
 from memory_bench.output import Output
-from memory_bench.ttft import BARS, KS, Cell, Key, bars_of, cells_of_round, measure, row_of, take
+from memory_bench.ttft import BARS, KS, Cell, Key, bars_of, cells_of_round, intervals_of, measure, row_of, take
 from scripted_server import Server, answered, report
 
 from locomo.errors import ServerFailed
@@ -81,8 +81,8 @@ def test_parts_are_means_that_add_up_to_the_mean() -> None:
 
 def row(arm: str, k: int, p50: float, *, case: str = "new", repeats: int = 30, tiers: tuple[str, ...] = ()) -> dict:
     tier = {"none": "none", "text/tail": "text"}.get(arm, "spliced")
-    ttft = {"p50": p50, "repeats": repeats}
-    return {"arm": arm, "k": k, "case": case, "ttft_ms": ttft, "tiers": list(tiers) or [tier]}
+    found = {"arm": arm, "k": k, "case": case, "tiers": list(tiers) or [tier]}
+    return found | {"ttft_ms": {"repeats": repeats}, "rounds_ms": [p50 - 1, *[p50] * (repeats - 2), p50 + 1]}
 
 
 SPLICE = "splice/ladder:0+4/tail"
@@ -99,6 +99,8 @@ def test_bars_are_ratios_of_medians_of_new_facts() -> None:
         row("text/tail", 50, 130.0, case="repeated"),
     ]
     assert bars_of(rows) == {"ttft_text_over_splice_k50": 12.0, "ttft_splice_k50_over_k0": 2.5}
+    # Whatever is drawn of the rounds, nearly all of it is the median.
+    assert intervals_of(rows) == {"ttft_text_over_splice_k50": (12.0, 12.0), "ttft_splice_k50_over_k0": (2.5, 2.5)}
 
 
 @pytest.mark.parametrize(
@@ -113,6 +115,7 @@ def test_bars_are_ratios_of_medians_of_new_facts() -> None:
 def test_a_bar_is_of_splices_only(splice: dict) -> None:
     rows = [row("none", 0, 100.0), splice, row("text/tail", 50, 3000.0)]
     assert bars_of(rows) == {"ttft_text_over_splice_k50": None, "ttft_splice_k50_over_k0": None}
+    assert intervals_of(rows) == {}
 
 
 def test_a_run_that_breaks_off_keeps_its_rounds(tmp_path: Path) -> None:
