@@ -1,4 +1,4 @@
-"""What the three benchmarks' command lines share."""
+"""What the benchmarks' command lines share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from locomo.command_line import failing_in_one_line
-from locomo.errors import RunError
+from locomo.errors import ConfigError, RunError
 from locomo.retrieval.units import UnitKind
 from sgl_stateful.model_files import default_model_dir
 
@@ -19,6 +19,7 @@ from .output import Output, say
 from .subject import Subject, default_data, subject_of
 
 Measure = Callable[[argparse.Namespace, Subject, Output], None]
+MeasureOver = Callable[[argparse.Namespace, Sequence[Subject], Output], None]
 
 
 def run(
@@ -39,15 +40,63 @@ def run(
     argv
         By default the process's.
     """
+    conversation = {"type": int, "default": 0, "help": "which of the file, from 0"}
+
+    def of_one(args: argparse.Namespace, given: Sequence[str]) -> list[Subject]:
+        return [subject_of(args, args.conversation, program=program, argv=given)]
+
+    _run(
+        lambda args, subjects, output: measure(args, subjects[0], output),
+        of_one,
+        program=program,
+        doc=doc,
+        bars=bars,
+        options={"conversation": conversation, **options},
+        argv=argv,
+    )
+
+
+def run_over(
+    measure: MeasureOver,
+    *,
+    program: str,
+    doc: str,
+    bars: Sequence[str],
+    options: Mapping[str, Mapping[str, Any]],
+    argv: Sequence[str] | None = None,
+) -> None:
+    """As `run`, over several conversations of the file."""
+    conversations = {"type": integers, "default": (0, 1, 2, 3, 4), "help": "which of the file, from 0, comma-separated"}
+
+    def of_many(args: argparse.Namespace, given: Sequence[str]) -> list[Subject]:
+        numbers = args.conversations if args.data is not None else (0,)
+        if not numbers:
+            raise ConfigError("--conversations names none")
+        return [subject_of(args, number, program=program, argv=given) for number in numbers]
+
+    options = {"conversations": conversations, **options}
+    _run(measure, of_many, program=program, doc=doc, bars=bars, options=options, argv=argv)
+
+
+def _run(
+    measure: MeasureOver,
+    read: Callable[[argparse.Namespace, Sequence[str]], list[Subject]],
+    *,
+    program: str,
+    doc: str,
+    bars: Sequence[str],
+    options: Mapping[str, Mapping[str, Any]],
+    argv: Sequence[str] | None,
+) -> None:
     given = sys.argv[1:] if argv is None else list(argv)
     args = _parser(program, doc, options).parse_args(given)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the server ends too
     with failing_in_one_line(program):
-        subject = subject_of(args, program=program, argv=given)
-        output = Output(args.json, bars=bars, meta=subject.meta, official=not subject.is_demo)
+        subjects = read(args, given)
+        output = Output(args.json, bars=bars, meta=subjects[0].meta, official=not subjects[0].is_demo)
         is_finished = False
         try:
-            measure(args, subject, output)
+            measure(args, subjects, output)
             is_finished = True
         except KeyboardInterrupt:
             raise SystemExit(130) from None
@@ -104,7 +153,6 @@ def _parser(program: str, doc: str, options: Mapping[str, Mapping[str, Any]]) ->
     parser.add_argument("--json", type=Path, metavar="OUT", help="write bars and rows to this file")
     parser.add_argument("--data", type=Path, default=default_data(), help="LoCoMo's file; LOCOMO_DATA names it too")
     parser.add_argument("--allow-data-changes", action="store_true", help="go on with a file of another hash")
-    parser.add_argument("--conversation", type=int, default=0, help="which of the file, from 0")
     parser.add_argument("--units", choices=[kind.value for kind in UnitKind], default=UnitKind.TURNS.value)
     parser.add_argument("--model", type=Path, default=default_model_dir(os.environ))
     for name, arguments in options.items():

@@ -67,13 +67,28 @@ def serving(
     ServerFailed
         The server did not start or ended; the message holds the end of its log.
     """
+    with started(subject.model, pool_tokens=pool_tokens, policy=policy, flags=flags) as (url, server):
+        yield opened(url, server, subject, policy)
+
+
+@contextmanager
+def started(
+    model: Path, *, pool_tokens: int, policy: str, flags: Sequence[str] = ()
+) -> Iterator[tuple[str, StatefulServer]]:
+    """Start a server on an empty store, and give its address and a client of it.
+
+    Raises
+    ------
+    ServerFailed
+        It did not start or ended; the message holds the end of its log.
+    """
     with tempfile.TemporaryDirectory(prefix="memory-bench-") as folder:
         own = ["--policy", policy, "--max-total-tokens", str(pool_tokens), "--enable-metrics", *flags]
-        process = ServerProcess(subject.model, Path(folder) / "memory", flags=own, log=Path(folder) / "server.log")
+        process = ServerProcess(model, Path(folder) / "memory", flags=own, log=Path(folder) / "server.log")
         say(f"a server starts with {policy}; that takes a minute or so")
-        with process, StatefulServer(process.url, subject.model, max_tokens=1) as server:
+        with process, StatefulServer(process.url, model, max_tokens=1) as server:
             try:
-                yield opened(process.url, server, subject, policy)
+                yield process.url, server
             except ServerFailed as error:
                 raise ServerFailed(f"{error}\nthe server's log ends:\n{process.log_tail()}") from error
 
@@ -92,26 +107,41 @@ def status_of(url: str) -> dict[str, Any]:
 
 def opened(url: str, server: StatefulServer, subject: Subject, policy: str) -> Setting:
     """Encode the conversation, and pass the gate; errors as of `serving`."""
-    if not status_of(url)["verified"]:
-        raise RedGate("the server's self-test failed")
-    say(f"encoding {len(subject.units)} facts")
-    add_s, started = 0.0, time.perf_counter()
-
-    def added(done: int, total: int) -> None:
-        """Is first called when all facts have been added."""
-        nonlocal add_s
-        add_s = add_s or time.perf_counter() - started
-
-    server.open(subject.conversation, subject.units, added)
-    status = status_of(url)
-    for name, counts in status["encoder"]["policies"].items():
-        if counts["failures"] or counts["facts"] < len(subject.units):
-            raise RedGate(
-                f"{name}: {counts['facts']} of {len(subject.units)} facts encoded, {counts['failures']} failed"
-            )
+    add_s, status = encode(url, server, subject)
     divergence = diverge(server, spread(subject.questions), policy)
     near = ", ".join(f"{kl:.3f} {what}" for what, kl in divergence._asdict().items())
     say(f"gate: mean KL to full prefill at the first token {near}")
     if policy == DEFAULT_POLICY:
         require_near(divergence)
     return Setting(url, server.owner, policy, add_s, status, divergence)
+
+
+def encode(url: str, server: StatefulServer, subject: Subject, *, already: int = 0) -> tuple[float, dict[str, Any]]:
+    """Add a conversation's facts and wait for their KV: how long adding them took, s, and the server's status then.
+
+    Parameters
+    ----------
+    already
+        Facts of other conversations that the server has encoded.
+
+    Raises
+    ------
+    RedGate
+        The server's self-test failed, or a fact was not encoded.
+    """
+    if not status_of(url)["verified"]:
+        raise RedGate("the server's self-test failed")
+    say(f"encoding {len(subject.units)} facts")
+    add_s, started_s = 0.0, time.perf_counter()
+
+    def added(done: int, total: int) -> None:
+        """Is first called when all facts have been added."""
+        nonlocal add_s
+        add_s = add_s or time.perf_counter() - started_s
+
+    server.open(subject.conversation, subject.units, added)
+    status, facts = status_of(url), already + len(subject.units)
+    for name, counts in status["encoder"]["policies"].items():
+        if counts["failures"] or counts["facts"] < facts:
+            raise RedGate(f"{name}: {counts['facts']} of {facts} facts encoded, {counts['failures']} failed")
+    return add_s, status

@@ -46,8 +46,8 @@ class Subject:
     meta: dict[str, Any]
 
 
-def subject_of(args: argparse.Namespace, *, program: str, argv: Sequence[str]) -> Subject:
-    """Read what the command line names.
+def subject_of(args: argparse.Namespace, number: int, *, program: str, argv: Sequence[str]) -> Subject:
+    """Read what the command line names, and conversation ``number`` of it.
 
     Raises
     ------
@@ -63,11 +63,11 @@ def subject_of(args: argparse.Namespace, *, program: str, argv: Sequence[str]) -
         )
     elif said := unlike_published(path, digest, allowed=args.allow_data_changes):
         print(f"warning: {said}", file=sys.stderr)
-    if not 0 <= args.conversation < len(conversations):
-        raise ConfigError(f"there is no conversation {args.conversation}: {path} has {len(conversations)}, from 0")
+    if not 0 <= number < len(conversations):
+        raise ConfigError(f"there is no conversation {number}: {path} has {len(conversations)}, from 0")
     if not (args.model / "config.json").is_file():
         raise ConfigError(f"there is no model in {args.model}: scripts/get_models fetches one, --model names another")
-    conversation = conversations[args.conversation]
+    conversation = conversations[number]
     asked = [q.question for q in conversation.questions if q.category != Category.ADVERSARIAL and q.evidence]
     units = units_of(conversation, UnitKind(args.units), text=UnitText.PLAIN, captions=True)
     say(f"{conversation.sample_id}: {len(units)} facts, {len(dict.fromkeys(asked))} questions")
@@ -83,7 +83,7 @@ def subject_of(args: argparse.Namespace, *, program: str, argv: Sequence[str]) -
             "data": "the conversation that ships with the package" if args.data is None else path.name,
             "data_sha256": digest,
             "data_is_published": digest == PUBLISHED_SHA256,
-            "conversation": args.conversation,
+            "conversation": number,
             "units": args.units,
             "command": shlex.join([f"scripts/{program}", *argv]),
         },

@@ -39,13 +39,13 @@ class Served:
     policy
         Encoding policy that is spliced; None prefills the units as text.
     repair
-        Which tokens of spliced units are computed anew, as the server takes it.
+        Which tokens of spliced units are computed anew, as the server takes it; None leaves it to the server.
     """
 
     units: tuple[str, ...]
     placement: str
     policy: str | None
-    repair: str = "none"
+    repair: str | None = "none"
 
 
 TIERS = ("spliced", "repaired", "partial", "exact", "text", "none")

@@ -154,6 +154,11 @@ class StatefulServer:
 
     # ---- more than a System ----
 
+    @property
+    def units(self) -> list[str]:
+        """Ids of the open conversation's units, in its order."""
+        return list(self._fact_ids)
+
     def score_ids(self, prompt_ids: Sequence[int], continuation: str, *, top: int) -> Scored:
         """Force a continuation behind a prompt that is given whole."""
         forced = self._prompts.encode(continuation)
@@ -168,7 +173,7 @@ class StatefulServer:
             memory["facts"] = [self._fact_ids[unit] for unit in served.units]
             memory["mode"] = "text" if served.policy is None else "splice"
             if served.policy is not None:
-                memory |= {"policy": served.policy, "repair": served.repair}
+                memory |= {"policy": served.policy} | ({} if served.repair is None else {"repair": served.repair})
         else:
             memory["mode"] = "off"
         return {"input_ids": ids, "sampling_params": {**sampling, "custom_params": {"memory": memory}}}
