@@ -38,13 +38,24 @@ def serve(
     also_encode: Annotated[str | None, typer.Option(help="More policies to choose from, comma-separated.")] = None,
     repair: Annotated[
         str | None,
-        typer.Option(help="Tokens of spliced facts to compute anew: 'none', 'first:M', 'last:N' or 'first:M+last:N'."),
+        typer.Option(
+            help="Tokens of spliced facts to compute anew: "
+            "'none', 'first:M', 'share:P%', 'last:N', 'last:P%', or several with a plus between."
+        ),
     ] = None,
     embedder: Annotated[str | None, typer.Option(help="Sentence-transformers path or hub id.")] = None,
     arena_mib: Annotated[int | None, typer.Option(min=1, help="Memory for encoded facts, MiB.")] = None,
     kv_storage: Annotated[
         KVStorage | None,
         typer.Option(help="Encoded facts in memory and on disk: 'native', or 'int8' in about half the bytes."),
+    ] = None,
+    promote_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Most tokens of recurring prompts with facts to prefill exactly in idle time; by default an eighth of "
+            "the KV pool.",
+        ),
     ] = None,
     strict_forgetting: Annotated[
         bool | None,
@@ -73,6 +84,7 @@ def serve(
         "embedder": embedder,
         "arena_mib": arena_mib,
         "kv_storage": kv_storage,
+        "promote_tokens": promote_tokens,
         "strict_forgetting": strict_forgetting,
         "session_budget_tokens": session_budget_tokens,
         "session_quota_tokens": session_quota_tokens,

@@ -38,6 +38,9 @@ class MemoryMetrics:
             registry=registry,
         )
         self.latency_ms = Histogram(f"{prefix}_ms", "Milliseconds by stage.", ["stage"], buckets=_MS, registry=registry)
+        self.promotions = Counter(
+            f"{prefix}_promotions", "Recurring blocks of facts by what became of them.", ["event"], registry=registry
+        )
         self._tally: Tally[str] = Tally()
 
     def observe(self, shown: dict[str, Any]) -> None:
@@ -52,6 +55,10 @@ class MemoryMetrics:
             self.tokens.labels(source).inc(max(shown["tokens"][source], 0))
         for stage, value in shown["ms"].items():
             self.latency_ms.labels(stage).observe(value)
+
+    def promotion(self, event: str) -> None:
+        """Count what became of a recurring block; a `promotion.Event`."""
+        self.promotions.labels(event).inc()
 
     def totals(self) -> dict[str, int]:
         """Finished requests by tier."""

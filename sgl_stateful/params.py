@@ -50,8 +50,9 @@ class MemoryParams(BaseModel):
     policy
         Which of the server's policies (``GET /v1/memory/status`` lists them); by default its first.
     repair
-        Which tokens of spliced facts are computed anew: ``none``, ``first:M`` (of each fact), ``last:N`` (of the
-        block), ``first:M+last:N``; by default the server's.
+        Which tokens of spliced facts are computed anew: ``none``, ``first:M`` (of each fact), ``share:P%`` (of each
+        fact, those that depend most on context), ``last:N`` or ``last:P%`` (of the block), or several with a plus
+        between; by default the server's.
     insert_at
         For prompts given as token ids: the position at which the facts go in.
     """

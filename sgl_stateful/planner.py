@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from memstore import Encoding, FactId, KVBlobs, MemStoreError, OwnerId, SearchHit
+from sgl_stateful.deviation import Deviations
 from sgl_stateful.directive import Directive, Span, Splice
 from sgl_stateful.encoding import Ladder
 from sgl_stateful.encoding.codec import FactCodec
 from sgl_stateful.params import MemoryParams
+from sgl_stateful.promotion import FactBlock
 from sgl_stateful.prompt import Block, FactTokens, assemble, order_facts
 from sgl_stateful.repair import Repair
 from sgl_stateful.report import Report
@@ -45,6 +48,7 @@ class PromptPlanner:
         self._header = codec.encode_text(header)
         self._footer = codec.encode_text(footer)
         self._max_tokens = max_tokens
+        self._deviations = Deviations(blobs)
 
     def plan(
         self,
@@ -70,8 +74,9 @@ class PromptPlanner:
         scores = {hit.fact.id: None if is_named else round(hit.score, 6) for hit in hits}
         ordered = tokens if is_named else order_facts(tokens, [hit.score for hit in hits], params.order)
         encodings: dict[FactId, Encoding] = {}
+        others: dict[FactId, Encoding] = {}
         if params.mode == "splice" and hits:
-            encodings = self._encodings(params.owner, ladder, ordered, report)
+            encodings, others = self._encodings(params.owner, ladder, ordered, report)
             report.not_encoded = sum(f.fact.id not in encodings for f in ordered)
             if report.not_encoded:
                 report.reason = f"not_encoded:{report.not_encoded}"
@@ -79,7 +84,10 @@ class PromptPlanner:
             {"id": f.fact.id, "score": scores[f.fact.id], "encoded": f.fact.id in encodings} for f in ordered
         ]
         prompt = assemble(head=head, header=self._header, facts=ordered, footer=self._footer, tail=tail)
-        spans = _spans(prompt.blocks, encodings, repair, report)
+        orders = self._orders(ordered, encodings, others) if repair.share_percent else None
+        spans = _spans(prompt.blocks, encodings, repair.kept([len(f.token_ids) for f in ordered], orders), report)
+        if spans:
+            report.block = FactBlock(params.owner, array("q", prompt.token_ids[: prompt.blocks[-1].end]))
         return Prepared(prompt.token_ids, Splice(spans, fingerprint=codec.fingerprint) if spans else None, salt, report)
 
     def _fit(self, hits: Sequence[SearchHit], other_tokens: int) -> tuple[list[SearchHit], int]:
@@ -96,8 +104,8 @@ class PromptPlanner:
 
     def _encodings(
         self, owner: str, ladder: Ladder, ordered: Sequence[FactTokens], report: Report
-    ) -> dict[FactId, Encoding]:
-        """The encoding to splice for each fact, by its rank; facts without one are left out."""
+    ) -> tuple[dict[FactId, Encoding], dict[FactId, Encoding]]:
+        """The encoding to splice for each fact, by its rank, and the next best; facts without one are left out."""
         codec = self._codec
         versions = [(f.fact.id, f.fact.version) for f in ordered]
         try:
@@ -110,29 +118,42 @@ class PromptPlanner:
         except MemStoreError:
             logger.exception("the KV store failed; serving facts as text")
             report.degraded = True
-            return {}
+            return {}, {}
         chosen: dict[FactId, Encoding] = {}
+        others: dict[FactId, Encoding] = {}
         for rank, fact in enumerate(ordered):
-            for policy in ladder.for_rank(rank):
-                encoding = stored[policy.name].get(fact.fact.id, {}).get(0)
-                if encoding is not None and encoding.token_ids == fact.token_ids:
-                    chosen[fact.fact.id] = encoding
-                    break
-        return chosen
+            found = [stored[policy.name].get(fact.fact.id, {}).get(0) for policy in ladder.for_rank(rank)]
+            usable = [one for one in found if one is not None and one.token_ids == fact.token_ids]
+            if usable:
+                chosen[fact.fact.id] = usable[0]
+            if len(usable) > 1:
+                others[fact.fact.id] = usable[1]
+        return chosen, others
+
+    def _orders(
+        self, ordered: Sequence[FactTokens], encodings: Mapping[FactId, Encoding], others: Mapping[FactId, Encoding]
+    ) -> list[Sequence[int] | None]:
+        """Tokens of each fact by how much they depend on context; None of a fact that has not two encodings."""
+        ids = [fact.fact.id for fact in ordered]
+        return [
+            self._deviations.order(encodings[one].id, others[one].id) if one in encodings and one in others else None
+            for one in ids
+        ]
 
 
 def _spans(
-    blocks: Sequence[Block], encodings: Mapping[FactId, Encoding], repair: Repair, report: Report
+    blocks: Sequence[Block],
+    encodings: Mapping[FactId, Encoding],
+    kept: Sequence[Sequence[range]],
+    report: Report,
 ) -> tuple[Span, ...]:
     """What is spliced of the facts that have an encoding; ``report`` receives the share that the repair takes."""
-    kept = repair.kept([block.end - block.start for block in blocks])
     spans, repaired = [], 0
-    for block, tokens in zip(blocks, kept, strict=True):
+    for block, runs in zip(blocks, kept, strict=True):
         if (encoding := encodings.get(block.fact.fact.id)) is None:
             continue
-        repaired += block.end - block.start - len(tokens)
-        if tokens:
-            spans.append(Span(encoding.id, block.start + tokens.start, block.start + tokens.stop, tokens.start))
+        repaired += block.end - block.start - sum(map(len, runs))
+        spans += [Span(encoding.id, block.start + run.start, block.start + run.stop, run.start) for run in runs]
     if repaired:
         report.repaired_share = round(repaired / sum(block.end - block.start for block in blocks), 6)
         if not spans and report.reason is None:

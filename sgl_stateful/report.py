@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from sgl_stateful.promotion import FactBlock
+
 
 @dataclass(slots=True)
 class Report:
@@ -26,6 +28,7 @@ class Report:
     computed_tokens: int = 0
     repaired_share: float = 0.0  # of the block's fact tokens, those computed anew by the repair
     tier: str = "text"
+    block: FactBlock | None = None  # of a prompt that is spliced; not shown
 
     def finish(self, scheduler: dict[str, Any] | None, *, prompt_tokens: int, cached_tokens: int) -> dict[str, Any]:
         """Merge the scheduler's part and return what the response shows."""

@@ -26,6 +26,7 @@ from sgl_stateful.forgetting import Forgetting
 from sgl_stateful.metrics import MemoryMetrics, process_metrics
 from sgl_stateful.params import MemoryParams
 from sgl_stateful.planner import Prepared, PromptPlanner
+from sgl_stateful.promotion import Promoter
 from sgl_stateful.prompt import Tokenizer
 from sgl_stateful.repair import parse_repair
 from sgl_stateful.report import Report
@@ -127,6 +128,7 @@ class MemoryService:
         self.description: dict[str, Any] = {}
         self.codec: FactCodec | None = None
         self.encoder: Encoder | None = None
+        self.promoter: Promoter | None = None
         self._planner: PromptPlanner | None = None
 
     # ---- start-up ----
@@ -192,12 +194,18 @@ class MemoryService:
             threads=self._threads.background,
         )
         self._run("encoder", self.encoder.run())
+        self.promoter = Promoter(self._engine, budget_tokens=self._promotion_budget(), on_event=self.metrics.promotion)
+        self._run("promoter", self.promoter.run())
 
     def _run(self, name: str, work: Coroutine[Any, Any, None]) -> None:
         """Run a background task, in place of the one of that name."""
         if (former := self._tasks.get(name)) is not None:
             former.cancel()
         self._tasks[name] = asyncio.get_running_loop().create_task(work, name=f"sgl-stateful {name}")
+
+    def _promotion_budget(self) -> int:
+        asked = self.settings.promote_tokens
+        return int(self.description["pool_tokens"]) // 8 if asked is None else asked
 
     def _job_budget(self) -> int:
         return min(self._context_len - 8, int(self.description["pool_tokens"]) // 2)
@@ -252,7 +260,7 @@ class MemoryService:
             return await self.facts.purge(owner)
         finally:
             # Whatever came of it: no answer does not mean that nothing was done.
-            self._retriever.forget(owner)
+            self._forget_prompts(owner)
             await self._end_sessions(owner)
             await self._arena.sweep()
 
@@ -262,10 +270,15 @@ class MemoryService:
 
     def _forget(self, owner: str) -> None:
         """Another process has purged the owner."""
-        self._retriever.forget(owner)
+        self._forget_prompts(owner)
         ending: asyncio.Future[object] = asyncio.ensure_future(self._end_sessions(owner))
         self._ending.add(ending)
         ending.add_done_callback(self._ending.discard)
+
+    def _forget_prompts(self, owner: str) -> None:
+        self._retriever.forget(owner)
+        if self.promoter is not None:
+            self.promoter.table.forget(owner)
 
     async def in_thread(self, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Wait for the store on a thread that no request needs."""
@@ -337,6 +350,8 @@ class MemoryService:
         """The report that a response shows; lost KV is queued to be encoded again."""
         shown = report.finish(scheduler, prompt_tokens=prompt_tokens, cached_tokens=cached_tokens)
         self.metrics.observe(shown)
+        if self.promoter is not None:
+            self.promoter.see(report.block, shown["tier"])
         if self.encoder is not None and (shown["reason"] or "").startswith(("not_encoded", "facts_lost")):
             self.encoder.report_missing(report.owner)
         return shown
@@ -346,6 +361,7 @@ class MemoryService:
         await self.start()
         assert self.codec is not None
         assert self.encoder is not None
+        assert self.promoter is not None
         return {
             "verified": self.verdict is not None and self.verdict.passed,
             "self_test": None if self.verdict is None else self.verdict.as_dict(),
@@ -359,6 +375,7 @@ class MemoryService:
                 "error": self.encoder.error,
                 "policies": {name: counts.as_dict() for name, counts in self.encoder.counts.items()},
             },
+            "promotion": self.promoter.as_dict(),
             "requests": self.metrics.totals(),
             **await self._status.parts(),
         }

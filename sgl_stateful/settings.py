@@ -54,7 +54,9 @@ class StatefulSettings(BaseSettings):
     )
     also_encode: str = Field("", description="More policies, comma-separated, to choose from per request.")
     repair: str = Field(
-        "none", description="Tokens of spliced facts to compute anew: 'none', 'first:M', 'last:N' or 'first:M+last:N'."
+        "none",
+        description="Tokens of spliced facts to compute anew: "
+        "'none', 'first:M', 'share:P%', 'last:N', 'last:P%', or several with a plus between.",
     )
     header: str = Field(
         "Here is what was said in earlier conversations:\n",
@@ -62,6 +64,12 @@ class StatefulSettings(BaseSettings):
     )
     footer: str = Field("", description="Text after the facts; empty, or it ends with a newline.")
     arena_mib: int = Field(1024, ge=1, description="Memory for encoded facts in the scheduler, MiB.")
+    promote_tokens: int | None = Field(
+        None,
+        ge=0,
+        description="Most tokens of recurring prompts with facts to prefill exactly in idle time; unset is an eighth "
+        "of the KV pool, 0 none.",
+    )
     kv_storage: KVStorage = Field(
         KVStorage.NATIVE,
         description="Encoded facts in memory and on disk: 'native' (as the KV pool has them) or 'int8', about half.",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 from sglang.srt.managers.io_struct import GenerateReqInput
@@ -67,6 +68,7 @@ def apply_prepared(request: GenerateReqInput, prepared: Prepared) -> None:
     request.text, request.input_ids = None, prepared.token_ids
     request.sampling_params = _with_directive(request.sampling_params, prepared)
     request.cache_salt = _salted(request.cache_salt, prepared.salt)
+    _note_salt(prepared.report, request, request.cache_salt)
     setattr(request, REPORTS, [prepared.report])
 
 
@@ -77,6 +79,12 @@ def _with_directive(sampling_params: dict[str, Any] | None, prepared: Prepared) 
         custom[DIRECTIVE_KEY] = dump_directive(prepared.directive)
     merged["custom_params"] = custom or None
     return merged
+
+
+def _note_salt(report: Report, request: GenerateReqInput, salt: str) -> None:
+    """Tell a prompt's block under which salt it is cached; where ``extra_key`` decides as well, none is told."""
+    if report.block is not None and not request.extra_key:
+        report.block = replace(report.block, salt=salt)
 
 
 def _salted(cache_salt: str | None, salt: str) -> str:
@@ -157,6 +165,8 @@ async def prepare_request(tokenizer_manager: Any, request: GenerateReqInput) -> 
     given = request.cache_salt
     salts = given if isinstance(given, list) else [given] * count
     request.cache_salt = [_salted(salt, p.salt) for salt, p in zip(salts, prepared, strict=True)]
+    for one, salt in zip(prepared, request.cache_salt, strict=True):
+        _note_salt(one.report, request, salt)
     setattr(request, REPORTS, [p.report for p in prepared])
 
 

@@ -61,6 +61,7 @@ def store_server(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> I
 @pytest.fixture(scope="session")
 def engine(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningEngine]:
     """An engine in fp32 whose scheduler can be given directives."""
+    os.environ["SGL_STATEFUL_PROMOTE_TOKENS"] = "0"
     os.environ["SGL_STATEFUL_MEMORY"] = str(tmp_path_factory.mktemp("engine") / "memory")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # SGLang and what it imports
@@ -75,7 +76,7 @@ def engine(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
             log_level="warning",
         )
         from sgl_stateful.sglang_adapter.requests import ENGINE, service_of
-    del os.environ["SGL_STATEFUL_MEMORY"]
+    del os.environ["SGL_STATEFUL_MEMORY"], os.environ["SGL_STATEFUL_PROMOTE_TOKENS"]
 
     manager = running.tokenizer_manager
     service = service_of(manager)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from engines import RunningEngine
@@ -10,6 +12,8 @@ from engines import RunningEngine
 from memstore import EncodingId, NewFact
 from sgl_stateful.directive import Capture, CaptureItem, KeepProbe, Span, Splice
 from sgl_stateful.engine_port import PrefillResult
+from sgl_stateful.params import MemoryParams
+from sgl_stateful.promotion import Promoter
 from sgl_stateful.repair import parse_repair
 
 pytestmark = pytest.mark.engine
@@ -69,9 +73,9 @@ class Prompt:
         """What stays spliced of ``spans``, which are whole facts."""
         kept = parse_repair(repair).kept([len(span) for span in spans])
         return tuple(
-            Span(span.encoding_id, span.start + tokens.start, span.start + tokens.stop, tokens.start)
-            for span, tokens in zip(spans, kept, strict=True)
-            if tokens
+            Span(span.encoding_id, span.start + run.start, span.start + run.stop, run.start)
+            for span, runs in zip(spans, kept, strict=True)
+            for run in runs
         )
 
     def _described(self, span: Span, number: int) -> dict[str, object]:
@@ -276,3 +280,55 @@ def test_encodings_of_other_weights_are_never_spliced(engine: RunningEngine) -> 
     finally:
         engine.run(engine.service.weights_changed())
     assert prompt.prefill(prompt.ids, "after", Splice(spans, fingerprint="new")).scheduler["tier"] == "text"
+
+
+def test_a_block_that_recurs_is_exact_from_then_on(engine: RunningEngine) -> None:
+    service, owner = engine.service, "promotion-owner"
+    engine.run(service.start())
+    added = engine.run(service.facts.add(owner, [NewFact(text) for text in _FACTS]))
+    assert engine.run(service.wait_for_kv(owner, [addition.fact.id for addition in added])) == []
+    events: list[str] = []
+    engine.engine.flush_cache()
+    own = service.promoter
+    service.promoter = Promoter(engine.port, budget_tokens=2000, on_event=events.append, idle_s=0.01)
+    running = engine.engine.loop.create_task(service.promoter.run())
+
+    def ask(question: str) -> dict[str, Any]:
+        memory = {"owner": owner, "k": 12, "query": "lamps", "mode": "splice"}
+        sampling = {"max_new_tokens": 1, "temperature": 0, "custom_params": {"memory": memory}}
+        report: dict[str, Any] = engine.engine.generate(prompt="{{memory}}" + question, sampling_params=sampling)[
+            "meta_info"
+        ]["memory"]
+        return report
+
+    async def promoted() -> None:
+        while not events:
+            await asyncio.sleep(0.02)
+
+    try:
+        assert [ask(f"Question {n}?\n")["tier"] for n in range(2)] == ["spliced", "spliced"]
+        engine.run(asyncio.wait_for(promoted(), 30))
+        exact = ask(_QUESTION)
+        assert (exact["tier"], events) == ("exact", ["promoted", "hit"])
+        tokens = exact["tokens"]
+        question = len(service.codec.encode_text(_QUESTION))
+        assert (tokens["spliced"], tokens["prefilled"]) == (
+            0,
+            question + (tokens["prompt"] - question) % engine.page_size,
+        )
+        # The same prompt on a server that has never seen it, hence from nothing.
+        params = MemoryParams(owner=owner, k=12, query="lamps", mode="splice")
+        prepared = service.prepare_ids(
+            params, head=[], tail=service.codec.encode_text(_QUESTION), query="lamps", reserve_tokens=1
+        )
+        assert len(prepared.token_ids) == tokens["prompt"]
+        found, cold = (
+            engine.run(engine.port.prefill(prepared.token_ids, salt=salt, directive=None, top_logprobs=_TOP))
+            for salt in (prepared.salt, "never seen")
+        )
+        assert found.cached_tokens >= tokens["prompt"] - question - engine.page_size
+        assert cold.cached_tokens == 0
+        assert max_difference(found, cold) <= 1e-4
+    finally:
+        running.cancel()
+        service.promoter = own

@@ -89,8 +89,16 @@ def test_a_spliced_prompt_equals_the_reference(oracle: Oracle, policy: str, plac
     assert splices.compare(asked, shifts={k // 2: 1}).max > 10 * _TOLERANCE
 
 
-@pytest.mark.parametrize("repair", ["first:4", "last:24", "first:3+last:30"])
-@pytest.mark.parametrize("policy", ["ladder:0+4", "window:16"])
+@pytest.mark.parametrize(
+    ("policy", "repair"),
+    [
+        *((policy, repair) for policy in ("ladder:0+4", "window:16") for repair in ("first:4", "first:3+last:30")),
+        ("ladder:0+4", "last:24"),
+        ("window:16", "last:15%"),
+        ("ladder:0+4", "share:10%"),
+        ("ladder:0+4", "first:2+share:20%+last:9"),
+    ],
+)
 def test_a_repaired_prompt_equals_the_reference(oracle: Oracle, policy: str, repair: str) -> None:
     splices = oracle.with_steps(2)
     fact_ids = oracle.drawn(6)

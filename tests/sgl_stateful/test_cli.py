@@ -185,4 +185,4 @@ def test_sessions_cannot_have_less_than_nothing(launched: list[list[str]], optio
 
 def test_the_help_names_every_repair() -> None:
     result = CliRunner().invoke(cli.app, ["serve", "--help"], env={"COLUMNS": "400", "TERM": "dumb"})
-    assert "'none', 'first:M', 'last:N' or 'first:M+last:N'" in result.output
+    assert "'none', 'first:M', 'share:P%', 'last:N', 'last:P%', or several with a plus between" in result.output

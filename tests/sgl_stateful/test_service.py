@@ -1,6 +1,7 @@
 import asyncio
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -588,3 +589,45 @@ async def test_the_status_shows_what_fails_in_its_place(
     assert status[what]["error"]
     assert status["owners"] == 1
     await stopped(service)
+
+
+async def test_a_prompt_that_is_spliced_again_is_prefilled_exactly(make_service: Make, engine: MemoryEngine) -> None:
+    service = make_service(promote_tokens=500)
+    await started(service)
+    assert service.promoter is not None
+    before = len(engine.sent)
+    for _ in range(2):
+        prepared = prepare(service)
+        assert prepared.report.block is not None
+        prepared.report.block = replace(prepared.report.block, salt=prepared.salt)
+        service.finish(prepared.report, {"tier": "spliced"}, prompt_tokens=70, cached_tokens=60)
+    async with asyncio.timeout(5):
+        while not service.promoter.table.promoted_blocks:
+            await asyncio.sleep(0.01)
+    [sent] = engine.sent[before:]
+    block_end = len(HEAD) + len(HEADER) + 49
+    assert (sent.salt, list(sent.token_ids)) == (service.salt("ana"), prepared.token_ids[:block_end])
+    shown = (await service.status())["promotion"]
+    assert 0 < shown.pop("tokens_prefilled") <= block_end  # encoding has left a part of them in the cache
+    assert shown == {
+        "budget_tokens": 500,
+        "remembered_blocks": 1,
+        "promoted_blocks": 1,
+        "promoted_tokens": block_end,
+        "promoted": 1,
+        "hit": 0,
+        "evicted": 0,
+        "failed": 0,
+    }
+    await service.purge("ana")
+    assert len(service.promoter.table) == 0
+    await stopped(service)
+
+
+async def test_the_budget_for_exact_prefill_is_an_eighth_of_the_pool_unless_it_is_set(make_service: Make) -> None:
+    for promote_tokens, expected in ((None, (1 << 20) // 8), (0, 0)):
+        service = make_service(promote_tokens=promote_tokens)
+        await service.start()
+        assert service.promoter is not None
+        assert service.promoter.table.budget_tokens == expected
+        await stopped(service)

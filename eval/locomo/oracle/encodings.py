@@ -1,4 +1,4 @@
-"""What a server's encodings saw, from its KV store: descriptions alone, no tensor is read.
+"""What a server's encodings saw, from its KV store: by their descriptions, and keys where a repair goes by them.
 
 A description names the facts that stood in front, and the address of an encoding is a hash over their tokens. So what
 is worked out here is checked: tokens that hash to another address are not what the encoding saw.
@@ -11,8 +11,11 @@ import json
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from locomo.errors import OracleError
-from memstore import Encoding, FactId, KVBlobs, OwnerId
+from memstore import Encoding, EncodingId, FactId, KVBlobs, OwnerId
 
 from .rungs import policies_for_rank, policies_of, rungs_of
 
@@ -85,6 +88,32 @@ class StoredEncodings:
             encoding = next((candidate for candidate in candidates if candidate is not None), None)
             found.append(None if encoding is None else self._seen(encoding, context))
         return found
+
+    def orders(self, facts: Sequence[FactVersion], policy: str) -> list[list[int] | None]:
+        """Tokens of each fact, in the order of the prompt, whose keys its two nearest encodings disagree most on first.
+
+        In fp64: of each layer the squared distance, over the mean square of the keys of the encoding with the smaller
+        id; the mean over layers. None where a fact has not two encodings under the policy.
+        """
+        rungs = rungs_of(policy)
+        stored = {name: self._current(facts, name) for name in policies_of(policy)}
+        found: list[list[int] | None] = []
+        for rank, fact in enumerate(facts):
+            ids = [stored[name][fact.id].id for name in policies_for_rank(rungs, rank) if fact.id in stored[name]][:2]
+            found.append(self._disagreement(*sorted(ids)) if len(ids) == 2 else None)
+        return found
+
+    def _disagreement(self, one: EncodingId, other: EncodingId) -> list[int]:
+        first, second = (self._keys(encoding_id) for encoding_id in (one, other))
+        far = ((first - second) ** 2).sum((2, 3)) / (first**2).sum((2, 3)).mean(1, keepdims=True)
+        return [int(token) for token in np.argsort(-far.mean(0), kind="stable")]
+
+    def _keys(self, encoding_id: EncodingId) -> NDArray[np.float64]:
+        blob = self._blobs.load(encoding_id)
+        if blob is None or blob.scales is not None:
+            raise OracleError(f"encoding {encoding_id} has no keys in the model's own dtype")
+        keys: NDArray[np.float64] = blob.k.double().numpy()
+        return keys
 
     def token_ids(self, facts: Sequence[tuple[FactId, int]]) -> dict[FactId, tuple[int, ...]]:
         """The tokens of facts (id and version) that have an encoding under any policy."""

@@ -83,11 +83,13 @@ class SpliceOracle:
             top=self._top,
             vocab=self._reference.vocab_size,
         )
+        orders = subject.encodings.orders(versions, policy) if "share:" in repair else [None] * len(versions)
         spliced = tuple(
             # What its encoding saw in front of a part of a fact is the rest of the fact, too.
             SplicedFact(start + part.start, start + part.stop, (*seen.seen_ids, *seen.token_ids[: part.start]))
-            for start, seen, part in zip(served.starts, chosen, _spliced_parts(repair, served), strict=True)
-            if seen is not None and part
+            for start, seen, parts in zip(served.starts, chosen, _spliced_parts(repair, served, orders), strict=True)
+            if seen is not None
+            for part in parts
         )
         asked = Asked(served, spliced)
         if (told := served.report["tokens"]["spliced"]) != asked.spliced_tokens:
@@ -110,11 +112,24 @@ class SpliceOracle:
         return compare(distributions, log_probs, [distribution.position - first for distribution in distributions])
 
 
-def _spliced_parts(repair: str, served: Served) -> list[range]:
-    """The tokens of each fact that are not computed anew: not among the first M of the fact or the last N of all."""
-    counts = {"first": 0, "last": 0}
-    if repair != "none":
-        counts |= {kind: int(count) for kind, _, count in (part.partition(":") for part in repair.split("+"))}
+def _spliced_parts(repair: str, served: Served, orders: Sequence[Sequence[int] | None]) -> list[list[range]]:
+    """The runs of each fact that are not computed anew.
+
+    That are not among its first M tokens, the last N (or P per cent, rounded up) of all, or the first P per cent of its
+    order; of which, where it has an order, those of one token are computed too.
+    """
+    counts = {kind: count for kind, _, count in (part.partition(":") for part in repair.split("+"))}
+    first, last, share = (counts.get(kind, "0") for kind in ("first", "last", "share"))
     ends = [*served.starts[1:], served.block_end]
-    stop = served.block_end - counts["last"]
-    return [range(counts["first"], min(end, stop) - start) for start, end in zip(served.starts, ends, strict=True)]
+    tokens = served.block_end - served.starts[0]
+    stop = served.block_end - (-(-tokens * int(last[:-1]) // 100) if last.endswith("%") else int(last))
+    found = []
+    for start, end, order in zip(served.starts, ends, orders, strict=True):
+        kept = [int(first) <= token and start + token < stop for token in range(end - start)]
+        for token in () if order is None else order[: -(-(end - start) * int(share.rstrip("%")) // 100)]:
+            kept[token] = False
+        framed = [False, *kept, False]
+        edges = [token for token in range(len(kept) + 1) if framed[token] != framed[token + 1]]
+        runs = [range(a, b) for a, b in zip(edges[::2], edges[1::2], strict=True)]
+        found.append([run for run in runs if order is None or len(run) > 1])
+    return found

@@ -109,6 +109,6 @@ def parse_arm(text: str) -> ArmName:
     kind, *rest = parts[1:] if oracle else parts
     placement = rest[-1] if rest and rest[-1] in ("head", "tail") else None
     between = rest[: -1 if placement else None] if kind == "splice" else []
-    repair = between.pop() if len(between) > 1 and between[-1].startswith(("first:", "last:")) else None
+    repair = between.pop() if len(between) > 1 and between[-1].startswith(("first:", "share:", "last:")) else None
     policy = "/".join(between) if kind == "splice" and between else None
     return ArmName(series, kind, policy, placement, oracle, int(number) if number else None, repair)
