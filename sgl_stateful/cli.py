@@ -47,7 +47,7 @@ def serve(
     arena_mib: Annotated[int | None, typer.Option(min=1, help="Memory for encoded facts, MiB.")] = None,
     kv_storage: Annotated[
         KVStorage | None,
-        typer.Option(help="Encoded facts in memory and on disk: 'native', or 'int8' in about half the bytes."),
+        typer.Option(help="Encoded facts in memory and on disk: 'int8' (default), or 'native' in the KV pool's dtype."),
     ] = None,
     promote_tokens: Annotated[
         int | None,

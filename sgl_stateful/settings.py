@@ -50,7 +50,7 @@ class StatefulSettings(BaseSettings):
     )
     embedder: str | None = Field(None, description="Sentence-transformers path or hub id; unset uses the shipped one.")
     policy: str = Field(
-        "ladder:0+4", description="How facts are encoded: 'anchor:N', 'window:W' or 'ladder:N+N+...' by rank."
+        "ladder:0+4+32", description="How facts are encoded: 'anchor:N', 'window:W' or 'ladder:N+N+...' by rank."
     )
     also_encode: str = Field("", description="More policies, comma-separated, to choose from per request.")
     repair: str = Field(
@@ -71,8 +71,9 @@ class StatefulSettings(BaseSettings):
         "of the KV pool, 0 none.",
     )
     kv_storage: KVStorage = Field(
-        KVStorage.NATIVE,
-        description="Encoded facts in memory and on disk: 'native' (as the KV pool has them) or 'int8', about half.",
+        KVStorage.INT8,
+        description="Encoded facts in memory and on disk: 'int8', about half of bf16's bytes, or 'native', as the KV "
+        "pool has them.",
     )
     kv_map_gib: int = Field(64, ge=1, description="Upper bound of the KV blob store on disk, GiB (sparse).")
     max_fact_tokens: int = Field(1024, ge=16, description="A longer fact is refused.")

@@ -29,7 +29,7 @@ from locomo.server import ServerProcess
 
 console = Console(stderr=False)
 
-DEFAULT_POLICY, BARE_HEADER = "ladder:0+4", "window:0"
+DEFAULT_POLICY, BARE_HEADER = "ladder:0+4+32", "window:0"
 POLICIES = (DEFAULT_POLICY, "anchor:4", "window:16", BARE_HEADER)
 _TOP = 1000  # tokens of each distribution; the rest is pooled
 _STEPS = 12
@@ -275,8 +275,8 @@ def _record(
     kl = f"kl_{_STEPS}"
     fifty, zero = by_k.get(50), by_k.get(0)
     encode = {name: cost["tokens_prefilled_per_fact_token"] for name, cost in status["encoder"]["policies"].items()}
-    # The default serves from two encodings of each fact: what both cost together.
-    encode[DEFAULT_POLICY] = encode[BARE_HEADER] + encode["anchor:4"]
+    # The default serves from three encodings of each fact: what all cost together.
+    encode[DEFAULT_POLICY] = encode[BARE_HEADER] + encode["anchor:4"] + encode["anchor:32"]
     bars = {
         "ttft_text_over_splice_k50": fifty["text_over_splice"] if fifty else None,
         "ttft_splice_k50_over_k0": (

@@ -19,7 +19,9 @@ from sgl_stateful.model_files import default_model_dir
 POOL_TOKENS = 6000
 PAGE_SIZE = int(os.environ.get("TEST_PAGE_SIZE", "1"))  # of the engine; the server has pages of one token
 REDIS_PASSWORD = "open-sesame"
-SERVER_FLAGS = ("--dtype", "float32", "--enable-metrics", "--max-total-tokens", str(POOL_TOKENS), "--arena-mib", "512")
+# What is spliced is held against full prefill to 1e-4, which int8 is not for.
+SERVER_FLAGS = ("--dtype", "float32", "--kv-storage", "native", "--enable-metrics")
+SERVER_FLAGS += ("--max-total-tokens", str(POOL_TOKENS), "--arena-mib", "512")
 
 
 @pytest.fixture(scope="session")
@@ -61,8 +63,12 @@ def store_server(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> I
 @pytest.fixture(scope="session")
 def engine(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningEngine]:
     """An engine in fp32 whose scheduler can be given directives."""
-    os.environ["SGL_STATEFUL_PROMOTE_TOKENS"] = "0"
-    os.environ["SGL_STATEFUL_MEMORY"] = str(tmp_path_factory.mktemp("engine") / "memory")
+    settings = {
+        "SGL_STATEFUL_MEMORY": str(tmp_path_factory.mktemp("engine") / "memory"),
+        "SGL_STATEFUL_KV_STORAGE": "native",
+        "SGL_STATEFUL_PROMOTE_TOKENS": "0",
+    }
+    os.environ |= settings
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # SGLang and what it imports
         import sglang
@@ -76,7 +82,8 @@ def engine(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
             log_level="warning",
         )
         from sgl_stateful.sglang_adapter.requests import ENGINE, service_of
-    del os.environ["SGL_STATEFUL_MEMORY"], os.environ["SGL_STATEFUL_PROMOTE_TOKENS"]
+    for name in settings:
+        del os.environ[name]
 
     manager = running.tokenizer_manager
     service = service_of(manager)

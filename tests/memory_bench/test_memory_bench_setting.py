@@ -17,7 +17,7 @@ QUESTIONS = tuple(question.question for question in CONVERSATION.questions)
 SUBJECT = Subject(CONVERSATION, UNITS, QUESTIONS, Path("m"), True, {})
 
 
-def open_one(system: Distributions, policy: str = "ladder:0+4", *, verified: bool = True, **counts: Any) -> Setting:
+def open_one(system: Distributions, policy: str = "ladder:0+4+32", *, verified: bool = True, **counts: Any) -> Setting:
     one = {"facts": 160, "failures": 0} | counts
     encoder = {"pending": 0, "policies": {"window:0": {"facts": 160, "failures": 0}, "anchor:4": one}}
     status = {"verified": verified, "model": {}, "policies": [policy], "encoder": encoder}
@@ -27,7 +27,7 @@ def open_one(system: Distributions, policy: str = "ladder:0+4", *, verified: boo
 
 def test_a_server_is_ready_when_its_facts_are_encoded_and_the_gate_is_passed() -> None:
     found = open_one(Distributions())
-    assert (found.owner, found.policy) == ("ana", "ladder:0+4")
+    assert (found.owner, found.policy) == ("ana", "ladder:0+4+32")
     assert found.divergence.spliced == pytest.approx(0.143841, abs=1e-6)
     assert 0.02 <= found.add_s < 0.2  # the facts had been added before any encoding was waited for
 

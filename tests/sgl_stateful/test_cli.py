@@ -147,10 +147,10 @@ def test_an_option_out_of_range_is_refused_by_name(launched: list[list[str]]) ->
 
 
 def test_how_kv_is_stored_reaches_the_settings(launched: list[list[str]]) -> None:
-    assert cli.StatefulSettings().kv_storage == "native"
-    result = CliRunner().invoke(cli.app, ["serve", "--model", "m", "--kv-storage", "int8"])
-    assert result.exit_code == 0, result.output
     assert cli.StatefulSettings().kv_storage == "int8"
+    result = CliRunner().invoke(cli.app, ["serve", "--model", "m", "--kv-storage", "native"])
+    assert result.exit_code == 0, result.output
+    assert cli.StatefulSettings().kv_storage == "native"
     result = CliRunner().invoke(cli.app, ["serve", "--model", "m", "--kv-storage", "int4"])
     assert result.exit_code == 2
     assert "kv-storage" in result.stderr

@@ -59,6 +59,7 @@ def main(
             console.print(f"starting the server (log: {folder / 'server.log'}) ...")
             memory = folder / "memory"
             flags = ["--policy", names[0], "--also-encode", ",".join(names[1:]), "--dtype", "float32"]
+            flags += ["--kv-storage", "native"]
             flags += ["--max-total-tokens", str(_POOL_TOKENS)]
             server = stack.enter_context(ServerProcess(model, memory, flags=flags, log=folder / "server.log"))
             blobs = stack.enter_context(KVBlobs(memory / "kv", replace_damaged=False))
