@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from kv_splice.errors import SpliceError
+from kv_splice.facts import Facts, FactScales
 from kv_splice.quantise import ArenaScales
 
-__all__ = ["check_splice"]
+__all__ = ["check_angles", "check_distinct", "check_indices", "check_offsets", "check_pools", "check_splice"]
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -17,45 +18,144 @@ def check_splice(
     arena_k: Tensor,
     arena_v: Tensor,
     *,
-    scales: ArenaScales | None = None,
+    scales: ArenaScales | FactScales | None = None,
     rows: Tensor | None,
     cos_sin: Tensor,
     slots: Tensor,
     k_pools: Sequence[Tensor],
     v_pools: Sequence[Tensor],
+    positions: Tensor | None = None,
+    facts: Facts | None = None,
 ) -> None:
-    """Check what `kv_splice.splice` documents. Contents of keys, values and angles are not looked at.
+    """Check what `kv_splice.splice` and `kv_splice.gpu.splice` document. Keys, values and angles are not looked at.
 
     Raises
     ------
     SpliceError
         With the offending values in the message.
     """
-    _check_pools(arena_k, arena_v, k_pools, v_pools, is_quantised=scales is not None)
-    _check_indices("slots", slots, limit=k_pools[0].shape[0], device=k_pools[0].device)
-    num_tokens, head_dim = slots.numel(), k_pools[0].shape[2]
-    if rows is not None:
-        _check_indices("rows", rows, limit=arena_k.shape[1], device=arena_k.device)
+    _check_sources(arena_k, arena_v, k_pools, v_pools, is_quantised=scales is not None)
+    check_pools(k_pools, v_pools, shape=arena_k.shape[2:])
+    first = k_pools[0]
+    num_tokens = slots.numel()
+    check_indices("slots", slots, limit=first.shape[0], device=first.device)
+    if facts is not None:
+        if rows is not None:
+            raise SpliceError("rows and facts both say where tokens are; give one of them")
+        _check_facts(facts, num_tokens=num_tokens, capacity=arena_k.shape[1], device=first.device)
+    elif rows is not None:
+        check_indices("rows", rows, limit=arena_k.shape[1], device=first.device)
         if rows.numel() != num_tokens:
             raise SpliceError(f"{rows.numel()} rows for {num_tokens} slots")
     elif arena_k.shape[1] != num_tokens:
         raise SpliceError(f"a blob of {arena_k.shape[1]} tokens for {num_tokens} slots; give rows to take some of them")
-    if cos_sin.dtype != torch.float32 or cos_sin.device != arena_k.device:
-        raise SpliceError(f"cos_sin is {cos_sin.dtype} on {cos_sin.device}, not float32 on {arena_k.device}")
-    if cos_sin.dim() != 2 or cos_sin.shape[0] != num_tokens:
+    check_angles(cos_sin, positions, num_tokens=num_tokens, head_dim=first.shape[2], device=first.device)
+    if isinstance(scales, FactScales) != (scales is not None and facts is not None):
+        raise SpliceError("scales of facts go with facts, and those of an arena with its rows")
+    if scales is not None:
+        _check_scales(scales, arena_k, num_tokens=num_tokens, device=first.device, facts=facts)
+    check_distinct(slots)
+
+
+def check_pools(k_pools: Sequence[Tensor], v_pools: Sequence[Tensor], *, shape: Sequence[int] | None = None) -> None:
+    """Check that pools are one `[num_slots, *shape]` a layer, `shape` being heads and width, alike in all else.
+
+    Raises
+    ------
+    SpliceError
+        With the first pool that is not.
+    """
+    if len(k_pools) != len(v_pools) or not k_pools:
+        raise SpliceError(f"{len(k_pools)} key and {len(v_pools)} value pools; needs one of each a layer")
+    first = k_pools[0]
+    want = (first.shape[0], *(first.shape[1:] if shape is None else shape))
+    if len(want) != 3:
+        raise SpliceError(f"k_pools[0] has shape {tuple(first.shape)}, not [num_slots, num_kv_heads, head_dim]")
+    if first.dtype not in _DTYPES:
+        raise SpliceError(f"pools are {first.dtype}; supported are float32, bfloat16 and float16")
+    for layer, pools in enumerate(zip(k_pools, v_pools, strict=True)):
+        for name, pool in zip(("k_pools", "v_pools"), pools, strict=True):
+            if pool.shape != want:
+                raise SpliceError(f"{name}[{layer}] has shape {tuple(pool.shape)}, not {want}")
+            if pool.dtype != first.dtype or pool.device != first.device:
+                raise SpliceError(
+                    f"{name}[{layer}] is {pool.dtype} on {pool.device}, not {first.dtype} on {first.device}"
+                )
+            _check_layout(f"{name}[{layer}]", pool)
+
+
+def check_indices(name: str, indices: Tensor, *, limit: int, device: torch.device) -> None:
+    """Check that `indices` are `[n]` int64 in `[0, limit)`.
+
+    Raises
+    ------
+    SpliceError
+        With their bounds.
+    """
+    if indices.dtype != torch.int64 or indices.dim() != 1:
+        raise SpliceError(f"{name} is {indices.dtype} of shape {tuple(indices.shape)}, not int64 [num_tokens]")
+    if indices.device != device:
+        raise SpliceError(f"{name} is on {indices.device}, not on {device}")
+    if indices.numel() == 0:
+        return
+    low, high = (int(bound) for bound in indices.aminmax())
+    if low < 0 or high >= limit:
+        raise SpliceError(f"{name} from {low} to {high} leave [0, {limit})")
+
+
+def check_distinct(slots: Tensor) -> None:
+    """Check that no slot is written twice.
+
+    Raises
+    ------
+    SpliceError
+        With the first that is.
+    """
+    ordered = slots.sort().values
+    repeated = ordered[1:][ordered[1:] == ordered[:-1]]
+    if repeated.numel():
+        raise SpliceError(f"slots repeat: {repeated[0].item()} is written more than once")
+
+
+def check_angles(
+    cos_sin: Tensor, positions: Tensor | None, *, num_tokens: int, head_dim: int, device: torch.device
+) -> None:
+    """Check rows of angles, one a token, or a model's table `[max_position, rotary_dim]` with `positions` in it.
+
+    Raises
+    ------
+    SpliceError
+        Too short, too wide, or of another dtype: fp32, and a table as the model has it.
+    """
+    dtypes = (torch.float32,) if positions is None else _DTYPES
+    if cos_sin.dtype not in dtypes or cos_sin.device != device:
+        raise SpliceError(f"cos_sin is {cos_sin.dtype} on {cos_sin.device}, not float32 on {device}")
+    if cos_sin.dim() != 2 or (positions is None and cos_sin.shape[0] != num_tokens):
         raise SpliceError(f"cos_sin has shape {tuple(cos_sin.shape)}, not [{num_tokens}, rotary_dim]")
     if cos_sin.shape[1] % 2 or not 0 < cos_sin.shape[1] <= head_dim:
         raise SpliceError(f"cos_sin turns {cos_sin.shape[1]} of {head_dim} elements; needs an even number up to that")
-    if scales is not None:
-        _check_scales(scales, arena_k, num_tokens=num_tokens)
-    if num_tokens > 1:
-        ordered = slots.sort().values
-        repeated = ordered[1:][ordered[1:] == ordered[:-1]]
-        if repeated.numel():
-            raise SpliceError(f"slots repeat: {repeated[0].item()} is written more than once")
+    if positions is not None:
+        check_indices("positions", positions, limit=cos_sin.shape[0], device=device)
+        if positions.numel() != num_tokens:
+            raise SpliceError(f"{positions.numel()} positions for {num_tokens} slots")
 
 
-def _check_pools(
+def check_offsets(offsets: Tensor, *, num_tokens: int, device: torch.device) -> None:
+    """Check that `offsets [F + 1]` share `num_tokens` out among facts.
+
+    Raises
+    ------
+    SpliceError
+        Where they fall, or do not go from 0 to `num_tokens`.
+    """
+    check_indices("offsets", offsets, limit=num_tokens + 1, device=device)
+    if offsets.numel() < 2 or int(offsets[0]) != 0 or int(offsets[-1]) != num_tokens:
+        raise SpliceError(f"{offsets.numel()} offsets do not go from 0 to {num_tokens}")
+    if bool((offsets[1:] < offsets[:-1]).any()):
+        raise SpliceError("offsets fall: a fact would end before it begins")
+
+
+def _check_sources(
     arena_k: Tensor, arena_v: Tensor, k_pools: Sequence[Tensor], v_pools: Sequence[Tensor], *, is_quantised: bool
 ) -> None:
     if arena_k.dim() != 4 or arena_k.shape != arena_v.shape:
@@ -65,42 +165,50 @@ def _check_pools(
         )
     if not len(k_pools) == len(v_pools) == arena_k.shape[0] or not k_pools:
         raise SpliceError(f"{len(k_pools)} key and {len(v_pools)} value pools for {arena_k.shape[0]} layers")
-    first = k_pools[0]
-    if first.dtype not in _DTYPES:
-        raise SpliceError(f"pools are {first.dtype}; supported are float32, bfloat16 and float16")
+    dtype, device = k_pools[0].dtype, k_pools[0].device
     for name, arena in (("arena_k", arena_k), ("arena_v", arena_v)):
         if is_quantised or arena.dtype == torch.int8:
             if not is_quantised or arena.dtype != torch.int8:
                 raise SpliceError(f"{name} is {arena.dtype}; int8 takes scales, and nothing else does")
-        elif arena.dtype not in (first.dtype, torch.float32):
-            raise SpliceError(f"{name} is {arena.dtype}; pools of {first.dtype} take {first.dtype} or float32")
+        elif dtype in _DTYPES and arena.dtype not in (dtype, torch.float32):
+            raise SpliceError(f"{name} is {arena.dtype}; pools of {dtype} take {dtype} or float32")
+        if arena.device != device and not arena.is_pinned():
+            raise SpliceError(f"{name} is on {arena.device}, neither on {device} nor in pinned memory")
         _check_layout(name, arena[0])
-    for layer, pools in enumerate(zip(k_pools, v_pools, strict=True)):
-        for name, pool in zip(("k_pools", "v_pools"), pools, strict=True):
-            if pool.shape != (first.shape[0], *arena_k.shape[2:]):
-                want = (first.shape[0], *arena_k.shape[2:])
-                raise SpliceError(f"{name}[{layer}] has shape {tuple(pool.shape)}, not {want}")
-            if pool.dtype != first.dtype or pool.device != arena_k.device or pool.device != arena_v.device:
-                raise SpliceError(
-                    f"{name}[{layer}] is {pool.dtype} on {pool.device}, not {first.dtype} on {arena_k.device}"
-                )
-            _check_layout(f"{name}[{layer}]", pool)
 
 
-def _check_scales(scales: ArenaScales, arena: Tensor, *, num_tokens: int) -> None:
+def _check_facts(facts: Facts, *, num_tokens: int, capacity: int, device: torch.device) -> None:
+    check_offsets(facts.offsets, num_tokens=num_tokens, device=device)
+    num_facts = facts.offsets.numel() - 1
+    check_indices("first_rows", facts.first_rows, limit=capacity + 1, device=device)
+    if facts.first_rows.numel() != num_facts:
+        raise SpliceError(f"{facts.first_rows.numel()} first rows for {num_facts} facts")
+    end = int((facts.first_rows + facts.offsets.diff()).max())
+    if end > capacity:
+        raise SpliceError(f"a fact ends at row {end} of {capacity}")
+
+
+def _check_scales(
+    scales: ArenaScales | FactScales, arena: Tensor, *, num_tokens: int, device: torch.device, facts: Facts | None
+) -> None:
     num_layers, capacity, num_heads, head_dim = arena.shape
     num_sets = scales.keys.shape[1] if scales.keys.dim() == 4 else 0
     for name, tensor, shape in (
         ("scales.keys", scales.keys, (num_layers, num_sets, num_heads, head_dim)),
         ("scales.values", scales.values, (num_layers, capacity, num_heads)),
     ):
-        if tensor.dtype != torch.float16 or tensor.device != arena.device:
-            raise SpliceError(f"{name} is {tensor.dtype} on {tensor.device}, not float16 on {arena.device}")
+        if tensor.dtype != torch.float16 or tensor.device != device:
+            raise SpliceError(f"{name} is {tensor.dtype} on {tensor.device}, not float16 on {device}")
         if tensor.shape != shape:
             raise SpliceError(f"{name} has shape {tuple(tensor.shape)}, not {shape}")
     _check_layout("scales.keys", scales.keys[0])
     _check_layout("scales.values", scales.values[0][..., None])
-    _check_indices("scales.sets", scales.sets, limit=num_sets, device=arena.device)
+    if facts is not None:
+        if num_sets != facts.first_rows.numel():
+            raise SpliceError(f"{num_sets} sets of scales for {facts.first_rows.numel()} facts")
+        return
+    assert isinstance(scales, ArenaScales), type(scales)
+    check_indices("scales.sets", scales.sets, limit=num_sets, device=device)
     if scales.sets.numel() != num_tokens:
         raise SpliceError(f"scales.sets of {scales.sets.numel()} tokens for {num_tokens} slots")
 
@@ -111,15 +219,3 @@ def _check_layout(name: str, tokens: Tensor) -> None:
     width = tokens.shape[1] * head_dim
     if tokens.stride(2) != 1 or tokens.stride(1) != head_dim or tokens.stride(0) < width:
         raise SpliceError(f"{name} has strides {tokens.stride()}; needs (at least {width}, {head_dim}, 1)")
-
-
-def _check_indices(name: str, indices: Tensor, *, limit: int, device: torch.device) -> None:
-    if indices.dtype != torch.int64 or indices.dim() != 1:
-        raise SpliceError(f"{name} is {indices.dtype} of shape {tuple(indices.shape)}, not int64 [num_tokens]")
-    if indices.device != device:
-        raise SpliceError(f"{name} is on {indices.device}, not on {device}")
-    if indices.numel() == 0:
-        return
-    low, high = (int(bound) for bound in indices.aminmax())
-    if low < 0 or high >= limit:
-        raise SpliceError(f"{name} from {low} to {high} leave [0, {limit})")

@@ -1,0 +1,101 @@
+"""How much of the work one program does, and which of a few such shapes is the fastest for a kind of launch.
+
+Choosing takes launches, so it is done when the server starts (`kv_splice.gpu.warm_up`); a launch only looks up.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+__all__ = ["DEFAULT_TILE", "TILES", "Blocks", "Choices", "Kind", "Tile", "blocks_of"]
+
+_WARP_SIZE = 64 if torch.version.hip else 32
+_VECTOR_BYTES = 16
+
+
+class Tile(NamedTuple):
+    """Vectors of 16 bytes that a thread moves of each of its streams, and warps a program."""
+
+    vectors: int
+    num_warps: int
+
+
+TILES = (Tile(1, 2), Tile(1, 4), Tile(1, 8), Tile(2, 4), Tile(2, 8))
+"""What is tried. More vectors take more than 128 registers a thread."""
+
+DEFAULT_TILE = Tile(1, 4)
+"""What is used of a kind that nothing was measured for."""
+
+
+class Kind(NamedTuple):
+    """What the choice of a tile depends on. `size` is the power of two at or below the number of tokens."""
+
+    kernel: str
+    source: torch.dtype
+    target: torch.dtype
+    num_kv_heads: int
+    head_dim: int
+    rotary_dim: int
+    is_neox: bool
+    size: int
+
+
+class Blocks(NamedTuple):
+    """Tokens and heads of a program, and the widths of half the rotated part and of the rest; all powers of two."""
+
+    tokens: int
+    heads: int
+    half: int
+    tail: int
+
+
+class Choices:
+    """The fastest tile of each kind, as far as it was measured."""
+
+    def __init__(self) -> None:
+        self._tiles: dict[Kind, Tile] = {}
+
+    def __len__(self) -> int:
+        return len(self._tiles)
+
+    def tile(self, kind: Kind) -> Tile:
+        """The tile for `kind`: that of the nearest size measured, or the default."""
+        if kind in self._tiles:
+            return self._tiles[kind]
+        sizes = [known.size for known in self._tiles if known == kind._replace(size=known.size)]
+        if not sizes:
+            return DEFAULT_TILE
+        nearest = min(sizes, key=lambda size: abs(size.bit_length() - kind.size.bit_length()))
+        self._tiles[kind] = self._tiles[kind._replace(size=nearest)]
+        return self._tiles[kind]
+
+    def choose(self, kind: Kind, time_ms: Callable[[Tile], float]) -> Tile:
+        """Measure every tile with `time_ms`, and keep the fastest."""
+        self._tiles[kind] = min(TILES, key=time_ms)
+        return self._tiles[kind]
+
+    def items(self) -> list[tuple[Kind, Tile]]:
+        """Kinds and their tiles."""
+        return list(self._tiles.items())
+
+
+def blocks_of(
+    tile: Tile,
+    *,
+    num_kv_heads: int,
+    head_dim: int,
+    rotary_dim: int,
+    element_size: int,
+    warp_size: int = _WARP_SIZE,
+) -> Blocks:
+    """Blocks of a program: as many heads as there are, then as many tokens as `tile` has room for."""
+    half, tail = _power_of_two(rotary_dim // 2), _power_of_two(max(1, head_dim - rotary_dim))
+    pairs = tile.vectors * tile.num_warps * warp_size * (_VECTOR_BYTES // element_size)
+    heads = min(_power_of_two(num_kv_heads), max(1, pairs // half))
+    return Blocks(max(1, pairs // (half * heads)), heads, half, tail)
+
+
+def _power_of_two(n: int) -> int:
+    """The smallest power of two that is at least n."""
+    return 1 << (n - 1).bit_length()
