@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from sglang.srt.mem_cache.registry import TreeCacheBuildContext, create_unified_radix_cache
 
-from kv_splice import warm_up
+from kv_splice import warm_up_pools
 from memstore import KVBlobs
 from sgl_stateful.settings import KVStorage, StatefulSettings
 from sgl_stateful.splice import FactArena
@@ -77,7 +77,8 @@ def create_stateful_cache(ctx: TreeCacheBuildContext) -> StatefulRadixCache:
         "tree_core": type(cache.tree_core).__name__,
     }
     facts = None if settings.memory is None else _open_facts(settings, pool, shard=ctx.tp_rank)
-    warm_up(_stored_dtype(settings, pool), pool.dtype)
+    stored = _stored_dtype(settings, pool)
+    warm_up_pools(pool.k_pools, pool.v_pools, stored, pool.cos_sin_cache, is_neox=pool.rope.is_neox)
     cache.attach(facts, description, num_slots=kv_cache.get_key_buffer(0).shape[0])
     if (folder := settings.snapshot_path()) is not None:
         cache.session_kv = SessionKV(pool=pool, folder=folder, fingerprint=fingerprint)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kv_splice import KVScales, QuantiseError, quantise
+from kv_splice import KVScales, QuantiseError
 from memstore import CorruptBlob, Encoding, EncodingId, FactId, KVBlob, KVBlobs
 from sgl_stateful.directive import Capture, CaptureItem, KeepProbe, Splice
 from sgl_stateful.splice import ArenaFullError, FactArena
@@ -171,11 +171,11 @@ class FactKV:
 
     def _read(self, slots: torch.Tensor, start: int, token_ids: tuple[int, ...]) -> KVBlob:
         """KV of the tokens in ``slots``, which stand at ``start`` and onwards, as blobs and arena keep it."""
-        keys, values = self.pool.read(slots, start)
         if not self.arena.is_quantised:
+            keys, values = self.pool.read(slots, start)
             return KVBlob(keys.cpu(), values.cpu(), token_ids)
         # On the pool's device: there are half the bytes to copy afterwards.
-        k, v, scales = quantise(keys, values)
+        k, v, scales = self.pool.read_quantised(slots, start)
         return KVBlob(k.cpu(), v.cpu(), token_ids, KVScales(scales.keys.cpu(), scales.values.cpu()))
 
     # ---- upkeep ----

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from sglang.srt.layers.radix_attention import RadixAttention
 
-from kv_splice import RopeSpec, splice, unrotate_keys
+from kv_splice import KVScales, RopeSpec, capture_quantised, on_stream, splice, unrotate_capture
 from sgl_stateful.errors import IncompatibleServer
 from sgl_stateful.splice import FactArena
 
@@ -55,10 +54,6 @@ class KVPool:
         """Of keys and values."""
         return self.k_pools[0].device
 
-    def cos_sin(self, positions: torch.Tensor) -> torch.Tensor:
-        """Rows ``[num_tokens, rotary_dim]`` (fp32) of the rotary table."""
-        return self.cos_sin_cache[positions.to(self.cos_sin_cache.device)].float()
-
     def read(self, slots: torch.Tensor, start: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys before rotation and values of the tokens in ``slots``, which stand at ``start`` and onwards.
 
@@ -67,12 +62,27 @@ class KVPool:
         Two tensors ``[num_layers, num_tokens, num_kv_heads, head_dim]`` of the pool's dtype, on its device.
         """
         self.order_after_forward()
-        slots = slots.long()
-        keys = torch.stack([pool[slots] for pool in self.k_pools])
-        values = torch.stack([pool[slots] for pool in self.v_pools])
-        cos_sin = self.cos_sin(torch.arange(start, start + len(slots))).to(keys.device)
-        plain = unrotate_keys(keys, cos_sin, is_neox=self.rope.is_neox).to(self.dtype)
-        return plain, values
+        slots, positions = slots.to(self.device, torch.int64), self._positions(start, len(slots))
+        return unrotate_capture(
+            self.k_pools, self.v_pools, slots, self.cos_sin_cache, positions=positions, is_neox=self.rope.is_neox
+        )
+
+    def read_quantised(self, slots: torch.Tensor, start: int) -> tuple[torch.Tensor, torch.Tensor, KVScales]:
+        """The same in int8, with its scales.
+
+        Raises
+        ------
+        QuantiseError
+            The tokens hold what int8 does not.
+        """
+        self.order_after_forward()
+        slots, positions = slots.to(self.device, torch.int64), self._positions(start, len(slots))
+        return capture_quantised(
+            self.k_pools, self.v_pools, slots, self.cos_sin_cache, positions=positions, is_neox=self.rope.is_neox
+        )
+
+    def _positions(self, start: int, num_tokens: int) -> torch.Tensor:
+        return torch.arange(start, start + num_tokens, device=self.device)
 
     def read_layer(self, slots: torch.Tensor, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys as served (rotated) and values ``[num_tokens, num_kv_heads, head_dim]`` of one layer, on the CPU."""
@@ -100,47 +110,27 @@ class KVPool:
         are left out.
         """
         slots = slots.to(self.device, torch.int64)
-        with self._in_forward_stream(slots):
+        with on_stream(self.forward_stream, slots):
             for layer, (keys, values) in enumerate(layers):
                 self.k_pools[layer][slots] = keys[first : first + len(slots)].to(self.device)
                 self.v_pools[layer][slots] = values[first : first + len(slots)].to(self.device)
 
-    @contextmanager
-    def _in_forward_stream(self, slots: torch.Tensor) -> Iterator[None]:
-        if self.forward_stream is None or self.device.type == "cpu":
-            yield
-            return
-        backend = torch.get_device_module(self.device)
-        self.forward_stream.wait_stream(backend.current_stream())
-        with backend.stream(self.forward_stream):
-            yield
-        slots.record_stream(self.forward_stream)
-
     def splice(self, arena: FactArena, rows: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor) -> None:
         """Rotate arena ``rows`` to ``positions`` and write them to ``slots``, all layers."""
-        cos_sin = self.cos_sin(positions)
-        if self.forward_stream is None or self.device.type == "cpu":
-            self._splice(arena, rows, slots, cos_sin)
-            return
-        current = torch.get_device_module(self.device).current_stream()
-        self.forward_stream.wait_stream(current)
-        with torch.get_device_module(self.device).stream(self.forward_stream):
-            rows = rows.to(self.device, non_blocking=True)
-            self._splice(arena, rows, slots, cos_sin)
-        slots.record_stream(self.forward_stream)
-        cos_sin.record_stream(self.forward_stream)
-
-    def _splice(self, arena: FactArena, rows: torch.Tensor, slots: torch.Tensor, cos_sin: torch.Tensor) -> None:
+        slots = slots.to(self.device, torch.int64)
+        rows, positions = (x.to(self.device, non_blocking=True) for x in (rows, positions))
         splice(
             arena.keys,
             arena.values,
-            cos_sin,
-            slots.long(),
+            self.cos_sin_cache,
+            slots,
             self.k_pools,
             self.v_pools,
             scales=arena.scales(rows),
             rows=rows,
+            positions=positions,
             is_neox=self.rope.is_neox,
+            stream=self.forward_stream,
         )
 
     def order_after_forward(self) -> None:
