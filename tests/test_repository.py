@@ -28,6 +28,7 @@ SCRIPTS = {
     "scripts/bench_ttft": "bash",
     "scripts/check": "bash",
     "scripts/demo": "bash",
+    "scripts/device_check": "python",
     "scripts/get_models": "bash",
     "scripts/setup": "bash",
     "scripts/test": "bash",

@@ -1,0 +1,1 @@
+"""What `scripts/device_check` runs."""
