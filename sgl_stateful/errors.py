@@ -17,7 +17,18 @@ StatefulError
     ├── BadSessionRequest          (422)
     ├── AppendQueueFull            (429)
     ├── SessionNotSaved            a turn was answered, but not logged (503)
-    └── PinRefused                 the pin does not fit, with the numbers (429)
+    ├── PinRefused                 the pin does not fit, with the numbers (429)
+    └── FlashError                 of registered questions
+        ├── FlashNotFound              no question of that name (404)
+        ├── FlashExists                the name, or the very question, is taken (409)
+        ├── FlashNotReady              it has no answer that may be served (409)
+        ├── FlashLimitReached          with the numbers (429)
+        ├── FlashReadersFull           too many follow the session's changes (429)
+        ├── FlashReaderTooSlow         the end of a stream that was not read in time
+        └── BadFlashRequest            (422)
+            ├── EmptyFlashQuestion
+            ├── FlashSlotMissing           a slot of a template without data, or data without a slot
+            └── FlashChoicesAlike          choices that begin with the same token
 """
 
 from __future__ import annotations
@@ -174,3 +185,89 @@ class SessionNotSaved(SessionError):
 
     status_code = 503
     retry_after_s = 2
+
+
+class FlashError(SessionError):
+    """A registered question cannot do what it was asked to; it and its session are what they were before."""
+
+
+class FlashNotFound(FlashError):
+    """The session has no question of that name."""
+
+    status_code = 404
+
+
+class FlashExists(FlashError):
+    """The session has a question of that name, or this very question under another."""
+
+    status_code = 409
+
+
+class FlashNotReady(FlashError):
+    """The question has no answer that may be served now; the message says why."""
+
+    status_code = 409
+    retry_after_s: int | None = 1
+
+
+@dataclass(frozen=True, slots=True)
+class FlashNumbers:
+    """How many questions are registered, and how many may be.
+
+    Attributes
+    ----------
+    registered, limit
+        Of all owners.
+    owner_registered, owner_limit
+        Of the owner, over all of their sessions.
+    """
+
+    registered: int
+    limit: int
+    owner_registered: int
+    owner_limit: int
+
+
+class FlashLimitReached(FlashError):
+    """No more questions may be registered, by this owner or by anybody."""
+
+    status_code = 429
+
+    def __init__(self, numbers: FlashNumbers) -> None:
+        self.numbers = numbers
+        if numbers.owner_registered >= numbers.owner_limit:
+            have, may, whose = numbers.owner_registered, numbers.owner_limit, " by this owner"
+        else:
+            have, may, whose = numbers.registered, numbers.limit, ""
+        super().__init__(f"{have} of {may} questions are registered{whose}: delete some")
+
+
+class FlashReadersFull(FlashError):
+    """Too many follow the changes of one session."""
+
+    status_code = 429
+    retry_after_s = 2
+
+
+class FlashReaderTooSlow(FlashError):
+    """Changes came faster than a follower read them, and were no longer kept for it."""
+
+    status_code = 429
+
+
+class BadFlashRequest(FlashError):
+    """A question cannot be registered as written."""
+
+    status_code = 422
+
+
+class EmptyFlashQuestion(BadFlashRequest):
+    """There is nothing to ask: the question has no tokens."""
+
+
+class FlashSlotMissing(BadFlashRequest):
+    """A template names a slot for which there is no data, or there is data that no slot takes."""
+
+
+class FlashChoicesAlike(BadFlashRequest):
+    """Two choices begin with the same token, so that the next token does not tell them apart."""

@@ -9,10 +9,15 @@ ClientError
 └── Refused                   the server said no; what this attempt asked for was not done
     ├── BadRequest            400, 422
     │   ├── BadMemoryRequest
-    │   └── BadSessionRequest
+    │   ├── BadSessionRequest
+    │   └── BadFlashRequest
+    │       ├── EmptyFlashQuestion
+    │       ├── FlashSlotMissing
+    │       └── FlashChoicesAlike
     ├── Unauthorized          401, 403
     ├── NotFound              404
     │   ├── FactNotFound
+    │   ├── FlashNotFound
     │   └── SessionNotFound
     │       ├── SessionClosed
     │       └── SessionExpired
@@ -23,12 +28,17 @@ ClientError
     │   ├── SessionOfAnotherModel
     │   ├── DuplicateFact
     │   ├── FactSuperseded
+    │   ├── FlashExists
+    │   ├── FlashNotReady
     │   └── IdempotencyConflict
     ├── Gone                  410
     ├── TooLong               413
     │   └── SessionTooLong
     ├── TooMany               429
     │   ├── AppendQueueFull
+    │   ├── FlashLimitReached
+    │   ├── FlashReadersFull
+    │   ├── FlashReaderTooSlow
     │   └── PinRefused        with its numbers
     ├── ServerFailed          500 and above
     │   ├── Unavailable       503
@@ -166,6 +176,22 @@ class BadSessionRequest(BadRequest):
     """Of a session: besides, there was nothing to append, or the version is no longer kept."""
 
 
+class BadFlashRequest(BadRequest):
+    """Of a registered question."""
+
+
+class EmptyFlashQuestion(BadFlashRequest):
+    """The question has no tokens."""
+
+
+class FlashSlotMissing(BadFlashRequest):
+    """A slot of the template has no data, or data has no slot."""
+
+
+class FlashChoicesAlike(BadFlashRequest):
+    """Two choices begin with the same token."""
+
+
 class Unauthorized(Refused):
     """The key is missing or wrong, or the route wants the admin key."""
 
@@ -176,6 +202,10 @@ class NotFound(Refused):
 
 class FactNotFound(NotFound):
     """There is no such fact of this owner."""
+
+
+class FlashNotFound(NotFound):
+    """The session has no question of that name."""
 
 
 class SessionNotFound(NotFound):
@@ -222,6 +252,14 @@ class IdempotencyConflict(Conflict):
     """The idempotency key came with something else before."""
 
 
+class FlashExists(Conflict):
+    """The session has a question of that name, or this very one under another."""
+
+
+class FlashNotReady(Conflict):
+    """The question has no answer that may be served now."""
+
+
 class Gone(Refused):
     """It is no longer kept."""
 
@@ -240,6 +278,18 @@ class TooMany(Refused):
 
 class AppendQueueFull(TooMany):
     """Too many appends of the session are waiting."""
+
+
+class FlashLimitReached(TooMany):
+    """No more questions may be registered; ``refusal.raw`` has the numbers."""
+
+
+class FlashReadersFull(TooMany):
+    """Too many follow the answers of the session."""
+
+
+class FlashReaderTooSlow(TooMany):
+    """Changes came faster than they were read, and were no longer kept: follow anew."""
 
 
 class PinRefused(TooMany):

@@ -23,6 +23,15 @@ OURS = [
     (429, "PinRefused", errors.PinRefused),
     (429, "AppendQueueFull", errors.AppendQueueFull),
     (503, "SessionNotSaved", errors.SessionNotSaved),
+    (404, "FlashNotFound", errors.FlashNotFound),
+    (409, "FlashExists", errors.FlashExists),
+    (409, "FlashNotReady", errors.FlashNotReady),
+    (422, "BadFlashRequest", errors.BadFlashRequest),
+    (422, "EmptyFlashQuestion", errors.EmptyFlashQuestion),
+    (422, "FlashSlotMissing", errors.FlashSlotMissing),
+    (422, "FlashChoicesAlike", errors.FlashChoicesAlike),
+    (429, "FlashLimitReached", errors.FlashLimitReached),
+    (429, "FlashReadersFull", errors.FlashReadersFull),
     (400, "BadMemoryRequest", errors.BadMemoryRequest),
     (404, "FactNotFound", errors.FactNotFound),
     (409, "VersionConflict", errors.VersionConflict),
@@ -83,7 +92,8 @@ def test_every_session_error_of_the_server_is_known() -> None:
         return {kind.__name__}.union(*(names(child) for child in kind.__subclasses__()))
 
     known = names(errors.Refused)
-    assert names(server_errors.SessionError) - {"SessionError"} <= known
+    never_raised = {"SessionError", "FlashError"}
+    assert names(server_errors.SessionError) - never_raised <= known
 
 
 def test_the_doctree_names_every_error() -> None:
