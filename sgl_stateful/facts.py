@@ -25,7 +25,7 @@ from memstore import (
     PurgeReceipt,
 )
 from memstore.validation import validate_owner
-from sgl_stateful.feed import OwnChanges
+from sgl_stateful.feed import OwnChanges, nobody_cares
 from sgl_stateful.forgetting import Forgetting, Gone
 from sgl_stateful.prompt import Tokenizer, render
 from sgl_stateful.served_kv import ServedKV
@@ -51,6 +51,8 @@ class Facts:
         Lets the encoder look at an owner.
     arena
         What the scheduler has in memory.
+    changed
+        Told of an owner's fact that was changed or is gone, as soon as it is; None: of new ones.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class Facts:
         forgetting: Forgetting,
         notify: Callable[[str], None],
         arena: ServedKV,
+        changed: Callable[[str, str | None], None] = nobody_cares,
     ) -> None:
         self._store = store
         self._threads = threads
@@ -73,6 +76,7 @@ class Facts:
         self._forgetting = forgetting
         self._notify = notify
         self._arena = arena
+        self._tell = changed
 
     async def add(self, owner: str, facts: Sequence[NewFact], *, idempotency_key: str | None = None) -> list[Addition]:
         """Store facts durably; their KV follows in the background.
@@ -92,6 +96,7 @@ class Facts:
             if created:
                 self._own.note(ChangeKind.ADDED, fact.id, fact.version)
         self._notify(owner)
+        self._tell(owner, None)
         return additions
 
     async def update(self, owner: str, fact_id: str, fields: Mapping[str, Any]) -> Fact:
@@ -167,6 +172,7 @@ class Facts:
 
     async def _changed(self, gone: Gone, served: Sequence[EncodingId] | None) -> None:
         self._notify(gone.owner)
+        self._tell(gone.owner, gone.fact_id)
         others = await self._in_thread(self._forgetting.drop, [gone])
         if served is None:
             await self._arena.sweep()

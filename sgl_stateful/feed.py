@@ -54,6 +54,10 @@ _FIRST_VERIFY_WAIT_S = 1.0
 _LONGEST_VERIFY_WAIT_S = 600.0
 
 
+def nobody_cares(owner: str, fact_id: str | None) -> None:
+    """Of a fact that was changed or is gone, or of new ones (None)."""
+
+
 class OwnChanges:
     """What this process has changed and seen to itself, so that the feed need not do it again. Of the event loop.
 
@@ -116,6 +120,8 @@ class FeedFollower:
         Called for an owner that was purged.
     sweep
         Makes the scheduler drop from its memory what the KV store no longer has.
+    changed
+        Told of an owner's fact that another process has changed or removed; None: of new ones.
     """
 
     def __init__(
@@ -131,6 +137,7 @@ class FeedFollower:
         sweep: Callable[[], Awaitable[None]],
         poll_s: float,
         expire_every_s: float,
+        changed: Callable[[str, str | None], None] = nobody_cares,
     ) -> None:
         self._store = store
         self._blobs = blobs
@@ -140,6 +147,7 @@ class FeedFollower:
         self._notify = notify
         self._forget = forget
         self._sweep = sweep
+        self._tell = changed
         self._poll_s = poll_s
         self._expire_every_s = expire_every_s
         self._bookmark = Bookmark(blobs.path, store.records.location)
@@ -203,6 +211,8 @@ class FeedFollower:
 
     async def _take_in(self, changes: Sequence[Change]) -> None:
         foreign = [change for change in changes if not self._own.take(change)]
+        for change in foreign:
+            self._tell(change.owner, None if change.kind is ChangeKind.ADDED else change.fact_id)
         gone = [change for change in foreign if change.kind is not ChangeKind.ADDED]
         if gone:
             for change in gone:

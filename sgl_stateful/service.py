@@ -21,7 +21,7 @@ from sgl_stateful.encoding.encoder import Encoder
 from sgl_stateful.engine_port import EnginePort
 from sgl_stateful.errors import BadMemoryRequest, UnverifiedSplice
 from sgl_stateful.facts import Facts
-from sgl_stateful.feed import FeedFollower, OwnChanges
+from sgl_stateful.feed import FeedFollower, OwnChanges, nobody_cares
 from sgl_stateful.forgetting import Forgetting
 from sgl_stateful.metrics import MemoryMetrics, process_metrics
 from sgl_stateful.params import MemoryParams
@@ -100,6 +100,7 @@ class MemoryService:
             forgetting=self._forgetting,
             notify=self.notify,
             arena=self._arena,
+            changed=self._fact_changed,
         )
         self._follower = FeedFollower(
             store=store,
@@ -112,6 +113,7 @@ class MemoryService:
             sweep=self._arena.sweep,
             poll_s=settings.feed_poll_s,
             expire_every_s=settings.expire_every_s,
+            changed=self._fact_changed,
         )
         self._status = StoreStatus(
             store=store,
@@ -124,6 +126,7 @@ class MemoryService:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._ending: set[asyncio.Future[object]] = set()
         self._end_sessions: Callable[[str], Awaitable[object]] = _no_sessions
+        self._tell_facts: Callable[[str, str | None], None] = nobody_cares
         self.verdict: SelfTestVerdict | None = None
         self.description: dict[str, Any] = {}
         self.codec: FactCodec | None = None
@@ -267,6 +270,13 @@ class MemoryService:
     def on_purge(self, end_sessions: Callable[[str], Awaitable[object]]) -> None:
         """Have the sessions of an owner ended when the owner is purged, here or by another process."""
         self._end_sessions = end_sessions
+
+    def on_facts(self, tell: Callable[[str, str | None], None]) -> None:
+        """Have somebody told of facts that were changed or are gone, by whatever process, and of new ones (None)."""
+        self._tell_facts = tell
+
+    def _fact_changed(self, owner: str, fact_id: str | None) -> None:
+        self._tell_facts(owner, fact_id)
 
     def _forget(self, owner: str) -> None:
         """Another process has purged the owner."""

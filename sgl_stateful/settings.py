@@ -105,6 +105,22 @@ class StatefulSettings(BaseSettings):
     session_owner_classes: str = Field(
         "", description="Comma-separated prefixes of owners that metrics tell apart; all others are 'other'."
     )
+    flash_limit: int = Field(4096, ge=0, description="Questions that may be registered on sessions, in all.")
+    flash_owner_limit: int = Field(256, ge=0, description="Questions that one owner may have registered.")
+    flash_batch: int = Field(16, ge=1, description="Registered questions that are evaluated at once.")
+    flash_aging_s: float = Field(
+        5.0, gt=0, description="Waiting this long counts as one step of a question's priority."
+    )
+    flash_busy_share: float = Field(
+        0.0, ge=0, le=1, description="Share of the time with requests in flight that may go into registered questions."
+    )
+    flash_rest_s: float = Field(
+        0.05, ge=0, description="Registered questions are evaluated when no request has been in flight for so long."
+    )
+    flash_audit_every: int = Field(50, ge=1, description="One in so many stored answers served is decoded again.")
+    flash_events: int = Field(256, ge=1, description="Changes of answers that are kept of a session for its followers.")
+    flash_readers: int = Field(16, ge=0, description="How many may follow the answers of one session.")
+    flash_reader_s: float = Field(30.0, gt=0, description="A follower that takes nothing for so long is let go.")
     allow_unverified_splice: bool = Field(False, description="Serve even though the start-up self-test failed.")
     self_test: bool = Field(True, description="Run the self-test at start-up.")
 

@@ -17,6 +17,8 @@ from sgl_stateful.errors import (
     TurnInProgress,
 )
 
+from .behind import Behind
+from .chain import token_ids
 from .content import Renderer
 from .keeper import SessionKeeper
 from .segments import segments_of
@@ -90,6 +92,36 @@ class Answering:
         self._keeper.touch(session)
         self._turns[use] = stack
         return use
+
+    async def behind(self, session: Session, *, priority: int, version: int | None = None) -> Behind:
+        """What a request of the server's own needs of a session; is no use of it, and moves no pin.
+
+        Parameters
+        ----------
+        priority
+            Of the request.
+        version
+            Another than the present one.
+
+        Raises
+        ------
+        BadSessionRequest
+            That version is not kept.
+        StoreError
+        """
+        keeper = self._keeper
+        salt = await keeper.salt(session.header.owner)
+        at = session.version if version is None else version
+        ids = session.token_ids() if at == session.version else token_ids(keeper.table.at(session, at)).tolist()
+        hold = keeper.hold(session, len(ids), pin=False, fence=session.fence)
+        return Behind(
+            data_version=at,
+            token_ids=ids,
+            owner_epoch=keeper.epoch(session.header.owner),
+            weight_version=keeper.weights.current,
+            salt=salt,
+            hold=replace(hold, priority=priority),
+        )
 
     def admit(self, use: Use, question_ids: Sequence[int], max_new_tokens: int | None) -> int:
         """Check that question and answer fit; returns the room for the answer, tokens.

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterator, Seque
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, TypeVar
 
 from memstore import SessionGone, SessionMoved, StoreUnreachable
 from memstore.session_log import SessionHeader, SessionId, SessionLog
@@ -32,24 +32,15 @@ from .hold import Hold
 from .metrics import SessionMetrics
 from .owner_salts import OwnerSalts
 from .pins import EnginePins
-from .session import Change, Session
+from .session import Change, Made, Session
 from .snapshotting import SessionSnapshots
 from .table import SessionTable
 from .use import Use
+from .watch import Watchers
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-
-class Made(NamedTuple):
-    """A change that was made, and what it took."""
-
-    session: Session
-    change: Change
-    prefilled_tokens: int
-    cached_tokens: int
-    ms: float
 
 
 class SessionKeeper:
@@ -91,12 +82,13 @@ class SessionKeeper:
         self.uses: dict[SessionId, set[Use]] = {}
         self._engine = engine
         self._threads = threads
-        self._weights = self.snapshots.weights
-        self._salts = OwnerSalts(salt, self._weights, self.in_thread)
-        self.salt = self._salts.of
+        self.weights = self.snapshots.weights
+        self._salts = OwnerSalts(salt, self.weights, self.in_thread)
+        self.salt, self.epoch = self._salts.of, self._salts.purges
         self._locks: dict[SessionId, asyncio.Lock] = {}
         self._loading = asyncio.Lock()
         self.touched: dict[SessionId, float] = {}
+        self.watchers = Watchers()
 
     # ---- finding ----
 
@@ -224,6 +216,7 @@ class SessionKeeper:
                 self.endings.begin([session.header], ["log"])  # nobody has its name, and who asks again gets another
             raise
         self.table.commit(change)
+        self.watchers.changed(session)
         if change.pin:
             session.lost = None
         elif change.demoted is not None and was_pinned:
@@ -242,7 +235,7 @@ class SessionKeeper:
         """The log has the session no more, or is to have it no more: end it here too."""
         if session.state == "open" and session.version > 0:
             self.table.close(session)
-        self._stop(session.header.id)
+        self._ended(session.header.id)
         self.endings.begin([session.header], ["pin", "snapshot", "log"] if is_logged else ["pin", "snapshot"])
         await self.endings.settle([session.header.id])
 
@@ -346,7 +339,7 @@ class SessionKeeper:
         """End a session in this process and in the log."""
         name = session.header.id
         self.table.close(session, how=how)
-        self._stop(name)
+        self._ended(name)
         self.endings.begin([session.header], ["pin", "snapshot", "log"])
         await self.endings.finish([name])
 
@@ -356,11 +349,12 @@ class SessionKeeper:
         What the log still has was opened after the purge, by the time that another process's purge is known here.
         """
         self._salts.purged(owner)
+        self.watchers.purged(owner)
         ended: list[SessionHeader] = []
         for session in self.table.sessions(owner):
             if await self.in_thread(self.log.header, session.header.id) is None and self.table.is_here(session):
                 self.table.close(session)
-                self._stop(session.header.id)
+                self._ended(session.header.id)
                 ended.append(session.header)
         self.endings.begin(ended, ["pin", "snapshot"])
         await self.endings.finish([header.id for header in ended])
@@ -369,7 +363,7 @@ class SessionKeeper:
     async def weights_changing(self) -> None:
         """See ``Weights.changing``; no snapshot is read any more."""
         self.snapshots.forget_all()
-        await self._weights.changing()
+        await self.weights.changing()
 
     async def weights_changed(self) -> None:
         """No KV made so far is right any more: nothing of it is reached again, and no pin keeps it."""
@@ -380,8 +374,13 @@ class SessionKeeper:
         for session in sessions:
             session.lost = "weights changed" if session.is_pinned else None
             self.renew(session)
-        await self._weights.changed()
+        await self.weights.changed()
+        self.watchers.weights_changed()
         await self.endings.settle([session.header.id for session in sessions])
+
+    def _ended(self, name: SessionId) -> None:
+        self._stop(name)
+        self.watchers.ended(name)
 
     def _stop(self, name: SessionId) -> None:
         for use in list(self.uses.get(name, ())):

@@ -187,8 +187,8 @@ class SessionMetrics:
             "operations": {
                 operation: {
                     "count": counts["operations", operation],
-                    "p50_ms": _percentile(values, 50),
-                    "p99_ms": _percentile(values, 99),
+                    "p50_ms": percentile(values, 50),
+                    "p99_ms": percentile(values, 99),
                 }
                 for operation, values in recent.items()
             },
@@ -199,7 +199,7 @@ class SessionMetrics:
             self._counts[name, label] += n
 
 
-def _percentile(ascending: Sequence[float], percent: int) -> float | None:
+def percentile(ascending: Sequence[float], percent: int) -> float | None:
     """The least value that ``percent`` of them do not exceed (nearest rank); None of none."""
     if not ascending:
         return None

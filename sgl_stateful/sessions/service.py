@@ -24,13 +24,13 @@ from sgl_stateful.errors import BadSessionRequest
 from .answering import Answering
 from .chain import Head
 from .content import Content, Renderer
-from .keeper import Made, SessionKeeper
+from .keeper import SessionKeeper
 from .ledger import Ledger
 from .metrics import SessionMetrics
 from .pinning import Pinning
 from .queue import AppendQueues
 from .segments import segments_of
-from .session import Session
+from .session import Made, Session
 from .snapshotting import SessionSnapshots
 from .table import SessionTable
 from .upkeep import SessionUpkeep
@@ -131,6 +131,10 @@ class SessionService:
         self.refresh = self._pinning.refresh
         self.weights_changing = self._keeper.weights_changing
         self.weights_changed = self._keeper.weights_changed
+        self.touch = self._keeper.touch
+        self.epoch = self._keeper.epoch
+        self.weights = self._keeper.weights
+        self.watchers = self._keeper.watchers
 
     # ---- beginning and end ----
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -189,3 +189,13 @@ class Change:
         if self.head is not None and self.head.parent is self.session.head:
             return [*ids, *np.asarray(self.head.segment.token_ids).tolist()]
         return list(token_ids(self.head).tolist())
+
+
+class Made(NamedTuple):
+    """A change that was made, and what it took."""
+
+    session: Session
+    change: Change
+    prefilled_tokens: int
+    cached_tokens: int
+    ms: float

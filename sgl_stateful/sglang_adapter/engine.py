@@ -13,6 +13,7 @@ from sglang.srt.managers.io_struct import GenerateReqInput
 
 from sgl_stateful.directive import DIRECTIVE_KEY, Directive, dump_directive
 from sgl_stateful.engine_port import PrefillResult
+from sgl_stateful.foreground import Foreground
 from sgl_stateful.sessions.hold import HOLD_KEY, Hold, dump_hold
 
 from .control import call_schedulers
@@ -25,7 +26,7 @@ class SGLangEngine:
 
     def __init__(self, tokenizer_manager: Any) -> None:
         self._tokenizer_manager = tokenizer_manager
-        self.foreground = 0
+        self.foreground = Foreground()
 
     async def prefill(
         self,
@@ -83,7 +84,7 @@ class SGLangEngine:
 
     def foreground_requests(self) -> int:
         """Callers' requests in flight."""
-        return self.foreground
+        return self.foreground.count
 
 
 def scheduler_report(meta_info: dict[str, Any]) -> dict[str, Any] | None:

@@ -251,7 +251,7 @@ async def _run(
     setattr(request, SHOWN, collector.shown)
     setattr(request, READER, reader)
     if engine is not None:
-        engine.foreground += 1
+        engine.foreground.began()
     try:
         async with aclosing(original(tokenizer_manager, request, raw_request)) as replies:
             async for reply in replies:
@@ -262,7 +262,7 @@ async def _run(
                 yield reply
     finally:
         if engine is not None:
-            engine.foreground -= 1
+            engine.foreground.ended()
         if reader is not None:
             await reader.drop()
 

@@ -13,6 +13,8 @@ from typing import Any
 
 from memstore.session_log import SessionLog, VolatileSessionLog
 from sgl_stateful.errors import BadSessionRequest
+from sgl_stateful.flash.metrics import process_flash_metrics
+from sgl_stateful.flash.service import FlashService
 from sgl_stateful.salts import Salts
 from sgl_stateful.service import MemoryService
 from sgl_stateful.sessions.content import Renderer
@@ -24,6 +26,7 @@ from sgl_stateful.sessions.weights import Weights
 from sgl_stateful.settings import StatefulSettings
 
 from .engine import SGLangEngine
+from .flash_engine import SGLangFlashEngine
 
 logger = logging.getLogger(__name__)
 
@@ -89,6 +92,7 @@ class SessionStarter:
         self._memory = memory
         self._start = asyncio.Lock()
         self.sessions: SessionService | None = None
+        self.flash: FlashService | None = None
         self._upkeep: list[asyncio.Task[None]] = []
         self._weights = Weights(engine)
         self._threads: Executor = ThreadPoolExecutor(_THREADS, thread_name_prefix="sgl-stateful sessions")
@@ -107,8 +111,37 @@ class SessionStarter:
                 ]
                 if self._memory is not None:
                     self._memory.on_purge(sessions.purged)
+                self.flash = self._make_flash(sessions)
+                self._upkeep.append(loop.create_task(self.flash.worker.run(), name="sgl-stateful flash"))
                 self.sessions = sessions
         return self.sessions
+
+    async def ready_flash(self) -> FlashService:
+        """The registered questions."""
+        await self.ready()
+        assert self.flash is not None, "sessions without their questions"
+        return self.flash
+
+    def _make_flash(self, sessions: SessionService) -> FlashService:
+        settings = self.settings
+        flash = FlashService(
+            sessions=sessions,
+            memory=self._memory,
+            engine=SGLangFlashEngine(self._engine, self._manager),
+            metrics=process_flash_metrics(),
+            limit=settings.flash_limit,
+            owner_limit=settings.flash_owner_limit,
+            batch=settings.flash_batch,
+            aging_s=settings.flash_aging_s,
+            busy_share=settings.flash_busy_share,
+            rest_s=settings.flash_rest_s,
+            audit_every=settings.flash_audit_every,
+            kept_events=settings.flash_events,
+            readers=settings.flash_readers,
+        )
+        if self._memory is not None:
+            self._memory.on_facts(flash.facts_changed)
+        return flash
 
     async def _make(self) -> SessionService:
         settings, tokenizer = self.settings, self._manager.tokenizer

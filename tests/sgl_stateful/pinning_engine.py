@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from sgl_stateful.directive import Directive
 from sgl_stateful.engine_port import PrefillResult
+from sgl_stateful.foreground import Foreground
 from sgl_stateful.sessions.hold import Hold
 
 POOL_TOKENS = 100_000
@@ -32,6 +33,7 @@ class PinningEngine:
         self.sent: list[Sent] = []
         self.pins: dict[str, tuple[int, ...]] = {}
         self.weights: str | None = ""
+        self.foreground = Foreground()
         self.lost: dict[str, str] = {}
         self.failing = 0
         self.gate: asyncio.Event | None = None
@@ -115,4 +117,4 @@ class PinningEngine:
         return False
 
     def foreground_requests(self) -> int:
-        return 0
+        return self.foreground.count
