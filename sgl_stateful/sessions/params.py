@@ -28,6 +28,10 @@ class SessionParams(BaseModel):
         ``query`` leaves it as it is; ``turn`` makes question and answer part of it.
     if_version
         Refuse to answer on another version.
+    fresh
+        Decode for real, whatever is stored for a registered question.
+    max_staleness_s
+        For how long at most the version of a stored answer may have been out of date; 0: not at all.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -36,6 +40,8 @@ class SessionParams(BaseModel):
     owner: str | None = None
     mode: Mode = "query"
     if_version: int | None = Field(None, ge=1, strict=True)
+    fresh: bool = False
+    max_staleness_s: float = Field(0.0, ge=0, le=86400, allow_inf_nan=False, strict=True)
 
 
 def parse_session_params(custom_params: Mapping[str, Any] | None) -> SessionParams | None:

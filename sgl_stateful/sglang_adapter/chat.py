@@ -31,7 +31,7 @@ from .requests import (
     service_of,
 )
 from .session_questions import Asked
-from .session_requests import ASKED, FAILED, AnswerReader
+from .session_requests import ASKED, FAILED, Answered, AnswerReader
 from .session_start import ready_sessions, started_sessions
 
 _FOUND = "sgl_stateful_found"  # attribute of an HTTP request's state
@@ -190,7 +190,7 @@ def _shown(adapted: Any) -> dict[str, Any]:
     shown: dict[str, Any] = {}
     if memory := getattr(adapted, SHOWN, None):
         shown[MEMORY_KEY] = memory[0]
-    reader: AnswerReader | None = getattr(adapted, READER, None)
+    reader: AnswerReader | Answered | None = getattr(adapted, READER, None)
     if reader is not None and reader.shown is not None:
         shown[SESSION_KEY] = reader.shown
     return shown

@@ -37,6 +37,7 @@ _WORKER = "sglang.srt.managers.tp_worker.TpModelWorker"
 _ADDER = "sglang.srt.managers.schedule_policy.PrefillAdder"
 _STREAMER = "sglang.srt.managers.scheduler_components.output_streamer.SchedulerOutputStreamer"
 _HTTP_SERVER = "sglang.srt.entrypoints.http_server"
+_ABORTED_S = 2.0  # in which a request that was aborted has left the scheduler
 _WEIGHT_UPDATES = (
     "update_weights_from_disk",
     "update_weights_from_distributed",
@@ -55,6 +56,7 @@ def register_hooks() -> None:
     HookRegistry.register(f"{_STREAMER}.is_request_level_customized_info_key", around_is_request_level, HookType.AROUND)
     HookRegistry.register(f"{_MANAGER}.__init__", after_manager_init, HookType.AFTER)
     HookRegistry.register(f"{_MANAGER}.generate_request", requests.around_generate_request, HookType.AROUND)
+    HookRegistry.register(f"{_MANAGER}.flush_cache", around_flush_cache, HookType.AROUND)
     for name in _WEIGHT_UPDATES:
         HookRegistry.register(f"{_MANAGER}.{name}", around_weight_update, HookType.AROUND)
     HookRegistry.register(f"{_CHAT}.handle_request", chat.around_handle, HookType.AROUND)
@@ -130,6 +132,16 @@ async def around_weight_update(original: Callable[..., Any], manager: Any, *args
             await service.weights_changed()
 
 
+async def around_flush_cache(original: Callable[..., Any], manager: Any, timeout_s: float | None = None) -> Any:
+    """AROUND ``flush_cache``: answers that were stored are forgotten too, and none is worked out meanwhile."""
+    starter = session_start.starter_of(manager)
+    if starter is None or starter.flash is None:
+        return await original(manager, timeout_s)
+    async with starter.flash.flushing() as broken_off:
+        # SGLang refuses while a request runs, and one of ours may need a moment to end.
+        return await original(manager, max(timeout_s or 0.0, _ABORTED_S) if broken_off else timeout_s)
+
+
 def before_http_server(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """BEFORE ``_setup_and_run_http_server``: add the routes, and verify splicing before the server reports ready."""
     from sglang.srt.entrypoints import http_server
@@ -138,6 +150,7 @@ def before_http_server(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict
     service, sessions = requests.service_of(manager), session_start.starter_of(manager)
     if sessions is None and service is None:
         return args, kwargs
+    from .flash_routes import add_flash_routes
     from .routes import add_routes
     from .session_routes import add_session_routes
 
@@ -145,6 +158,7 @@ def before_http_server(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict
         add_routes(http_server.app, service)
     if sessions is not None:
         add_session_routes(http_server.app, manager, sessions.ready, default_ttl_s=sessions.settings.session_ttl_s)
+        add_flash_routes(http_server.app, sessions.ready_flash, reader_s=sessions.settings.flash_reader_s)
     warm_up = kwargs.get("execute_warmup_func") or http_server._execute_server_warmup
 
     def warm_up_and_verify(server_args: Any) -> bool:

@@ -21,13 +21,13 @@ from sgl_stateful.planner import Prepared
 from sgl_stateful.report import Report
 from sgl_stateful.service import MemoryService
 from sgl_stateful.sessions.content import Content
-from sgl_stateful.sessions.params import parse_session_params
+from sgl_stateful.sessions.params import SESSION_KEY, parse_session_params
 
-from . import session_requests
+from . import flash_serving, session_requests
 from .engine import INTERNAL, SGLangEngine, scheduler_report
 from .prepared import MARKER, REPORTS, reserve_tokens
 from .session_questions import Asked, ask, with_facts
-from .session_requests import ASKED, AnswerReader
+from .session_requests import ASKED, Answered, AnswerReader
 from .session_start import ready_sessions
 
 SERVICE = "_sgl_stateful_service"  # attribute of the tokenizer manager
@@ -208,7 +208,12 @@ async def around_generate_request(
                 yield reply
         return
     try:
-        reader = await _prepare(tokenizer_manager, request)
+        asked = None if hasattr(request, REPORTS) else await _asked(tokenizer_manager, request)
+        if asked is not None and (stored := flash_serving.serve(tokenizer_manager, request, asked)) is not None:
+            setattr(request, READER, Answered(stored["meta_info"][SESSION_KEY]))
+            yield stored
+            return
+        reader = await _prepare(tokenizer_manager, request, asked)
         async with aclosing(_run(original, tokenizer_manager, request, raw_request, reader)) as replies:
             async for reply in replies:
                 yield reply
@@ -217,11 +222,10 @@ async def around_generate_request(
         raise
 
 
-async def _prepare(tokenizer_manager: Any, request: GenerateReqInput) -> AnswerReader | None:
+async def _prepare(tokenizer_manager: Any, request: GenerateReqInput, asked: Asked | None) -> AnswerReader | None:
     """Put session and facts into a request; returns what follows its answer where it has a session."""
     if hasattr(request, REPORTS):
         return None
-    asked = await _asked(tokenizer_manager, request)
     if asked is None:
         await prepare_request(tokenizer_manager, request)
         return None

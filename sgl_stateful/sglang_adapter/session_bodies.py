@@ -28,7 +28,7 @@ class _Body(BaseModel):
     owner: str
 
 
-class _ContentBody(_Body):
+class ContentBody(_Body):
     """Exactly one of text, messages and input_ids."""
 
     text: str | None = None
@@ -50,7 +50,7 @@ class _ContentBody(_Body):
         )
 
 
-class CreateBody(_ContentBody):
+class CreateBody(ContentBody):
     """A new session; without content it is empty. A null ``ttl_s`` is no idle limit."""
 
     ttl_s: Seconds | None = None
@@ -78,14 +78,14 @@ class CreateBody(_ContentBody):
         )
 
 
-class AppendBody(_ContentBody):
+class AppendBody(ContentBody):
     """Data to add; ``wait: false`` answers once it is queued."""
 
     if_version: Version | None = None
     wait: bool = True
 
 
-class AskBody(_ContentBody):
+class AskBody(ContentBody):
     """A query or turn: the question, and what of SGLang's ``/generate`` goes with it."""
 
     sampling_params: dict[str, Any] = Field(default_factory=dict)
@@ -96,6 +96,8 @@ class AskBody(_ContentBody):
     return_text_in_logprobs: bool = False
     memory: MemoryParams | None = None
     if_version: Version | None = None
+    fresh: bool = False
+    max_staleness_s: Annotated[float, Field(ge=0, le=86400, allow_inf_nan=False, strict=True)] = 0.0
 
 
 class ForkBody(_Body):

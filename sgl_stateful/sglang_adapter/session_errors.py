@@ -9,7 +9,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 
 from memstore import InvalidInput
-from sgl_stateful.errors import BadSessionRequest, PinRefused, SessionError
+from sgl_stateful.errors import BadSessionRequest, FlashLimitReached, PinRefused, SessionError
 
 from .replies import error_response
 
@@ -21,7 +21,7 @@ def session_error(error: Exception) -> Response:
     if not isinstance(error, SessionError):
         return error_response(error)
     body = {"message": str(error), "type": type(error).__name__, "code": error.status_code}
-    if isinstance(error, PinRefused):
+    if isinstance(error, PinRefused | FlashLimitReached):
         body |= asdict(error.numbers)
     headers = None if error.retry_after_s is None else {"Retry-After": str(error.retry_after_s)}
     return JSONResponse({"error": body}, status_code=error.status_code, headers=headers)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from sgl_stateful.errors import BadMemoryRequest, BadSessionRequest
 from sgl_stateful.params import MemoryParams
 from sgl_stateful.prompt import SENTINEL, split_at_sentinel
 from sgl_stateful.retrieval import Retrieved
 from sgl_stateful.service import MemoryService
-from sgl_stateful.sessions.content import Content
+from sgl_stateful.sessions.content import Content, Renderer
 from sgl_stateful.sessions.params import SessionParams
 from sgl_stateful.sessions.service import SessionService
 
@@ -54,25 +55,40 @@ async def ask(sessions: SessionService, params: SessionParams, content: Content,
     SessionError, BadMemoryRequest, StoreError
     """
     is_first = (await sessions.get(params.id, params.owner)).num_tokens == 0
-    plain = Asked(params, (), (), is_chat=content.messages is not None, is_first=is_first, memory=memory)
+    head, tail, query = render_question(sessions.renderer, content, memory, is_first=is_first)
+    return Asked(
+        params, head, tail, is_chat=content.messages is not None, is_first=is_first, query=query, memory=memory
+    )
+
+
+class Rendered(NamedTuple):
+    """Token ids before and after the place of facts, and what facts are searched for."""
+
+    head: Sequence[int]
+    tail: Sequence[int]
+    query: str
+
+
+def render_question(renderer: Renderer, content: Content, memory: MemoryParams | None, *, is_first: bool) -> Rendered:
+    """The token ids of a question behind what a session holds, or in one that holds nothing (``is_first``).
+
+    Raises
+    ------
+    BadSessionRequest, BadMemoryRequest
+    """
     if memory is None:
-        return replace(plain, tail=sessions.renderer.question(content, is_first=is_first))
+        return Rendered((), renderer.question(content, is_first=is_first), "")
     if content.input_ids is not None:
-        return _ids_with_place(sessions, plain, content, memory)
+        return _ids_with_place(renderer.question(content, is_first=is_first), memory)
     if content.messages is not None:
         messages, query = mark_messages([dict(message) for message in content.messages], memory.placement)
-        text, marker = sessions.renderer.question_text(messages, is_first=is_first), SENTINEL
+        text, marker = renderer.question_text(messages, is_first=is_first), SENTINEL
     else:
         text, marker = content.text or "", MARKER
         query = text.replace(MARKER, "")
     head, tail = _split(text, marker)
     is_plain = content.messages is None
-    return replace(
-        plain,
-        head=sessions.renderer.encode(head, add_special_tokens=is_first and is_plain),
-        tail=sessions.renderer.encode(tail),
-        query=query,
-    )
+    return Rendered(renderer.encode(head, add_special_tokens=is_first and is_plain), renderer.encode(tail), query)
 
 
 def _split(text: str, marker: str) -> tuple[str, str]:
@@ -85,13 +101,12 @@ def _split(text: str, marker: str) -> tuple[str, str]:
         raise BadMemoryRequest(f"memory cannot be placed: {error}") from error
 
 
-def _ids_with_place(sessions: SessionService, plain: Asked, content: Content, memory: MemoryParams) -> Asked:
-    question = sessions.renderer.question(content, is_first=plain.is_first)
+def _ids_with_place(question: Sequence[int], memory: MemoryParams) -> Rendered:
     if memory.insert_at > len(question):
         raise BadSessionRequest(f"memory.insert_at is {memory.insert_at} of {len(question)} tokens")
     if memory.needs_query:
         raise BadSessionRequest("memory.query is needed with input_ids")
-    return replace(plain, head=question[: memory.insert_at], tail=question[memory.insert_at :])
+    return Rendered(question[: memory.insert_at], question[memory.insert_at :], "")
 
 
 async def with_facts(service: MemoryService, asked: Asked) -> Asked:

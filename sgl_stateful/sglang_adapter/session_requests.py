@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sglang.srt.managers.io_struct import GenerateReqInput
@@ -33,7 +33,7 @@ from .session_questions import Asked
 ASKED = "_sgl_stateful_asked"  # attribute of a request whose prompt is the question alone
 FAILED = "_sgl_stateful_failed"  # attribute of an HTTP request's state: why the session refused
 
-_NOT_TOGETHER = (
+NOT_TOGETHER = (
     "image_data",
     "video_data",
     "audio_data",
@@ -49,7 +49,7 @@ _TURN_TOKENS = 1024  # of an answer without a limit of its own
 
 def refuse_unsupported(request: GenerateReqInput, *, is_turn: bool, samples: int) -> None:
     """Refuse, by name, what a session cannot be combined with."""
-    for field in _NOT_TOGETHER:
+    for field in NOT_TOGETHER:
         if getattr(request, field, None):
             raise BadSessionRequest(f"a session cannot be combined with {field}")
     if request.logprob_start_len is not None and request.logprob_start_len >= 0:
@@ -133,6 +133,13 @@ async def _with_facts(
     setattr(request, REPORTS, [prepared.report])
     own = {} if prepared.directive is None else {DIRECTIVE_KEY: dump_directive(prepared.directive)}
     return prepared.token_ids, own
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """What is left of a request that needed no engine; ``shown``: what its responses say of the session."""
+
+    shown: dict[str, Any] | None
 
 
 class AnswerReader:

@@ -41,7 +41,7 @@ from .session_requests import ASKED
 
 logger = logging.getLogger(__name__)
 
-_MAX_LISTED = 1000
+MAX_LISTED = 1000
 
 
 class SessionRoute(APIRoute):
@@ -104,7 +104,7 @@ def _life_routes(ready: Ready, default_ttl_s: float) -> APIRouter:
 
     @router.get("")
     async def list_sessions(
-        owner: str, limit: Annotated[int, Query(ge=1, le=_MAX_LISTED)] = 100, after: str = ""
+        owner: str, limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = 100, after: str = ""
     ) -> Any:
         sessions = await ready()
         found = [s for s in await sessions.sessions_of(owner) if s.header.id > after]
@@ -113,7 +113,7 @@ def _life_routes(ready: Ready, default_ttl_s: float) -> APIRouter:
 
     @router.get("/stats")
     @auth_level(AuthLevel.ADMIN_OPTIONAL)  # type: ignore[untyped-decorator]  # it names every owner
-    async def stats(sessions: Annotated[int, Query(ge=0, le=_MAX_LISTED)] = 0) -> Any:
+    async def stats(sessions: Annotated[int, Query(ge=0, le=MAX_LISTED)] = 0) -> Any:
         return await (await ready()).stats(sessions=sessions)
 
     @router.get("/{session_id}")
@@ -186,7 +186,14 @@ def _ask_routes(ready: Ready, tokenizer_manager: Any) -> APIRouter:
     async def ask(session_id: str, body: AskBody, mode: Mode, request: Request) -> Response:
         check_sampling(body.sampling_params)
         sessions = await ready()
-        params = SessionParams(id=session_id[:256], owner=body.owner, mode=mode, if_version=body.if_version)
+        params = SessionParams(
+            id=session_id[:256],
+            owner=body.owner,
+            mode=mode,
+            if_version=body.if_version,
+            fresh=body.fresh,
+            max_staleness_s=body.max_staleness_s,
+        )
         asked = await ask_session(sessions, params, body.content(), body.memory)
         if body.memory is not None:
             asked = await with_facts(require_service(tokenizer_manager), asked)
@@ -232,6 +239,8 @@ def _reply(item: Any) -> Any:
     versions = {"data_version": session["data_version"]}
     if session["version"] is not None:
         versions["version"] = session["version"]
+    if (served_from := session.get("served_from")) is not None:
+        versions["served_from"] = served_from
     return {**item, **versions}
 
 
