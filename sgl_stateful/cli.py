@@ -11,12 +11,13 @@ from typing import Annotated
 import typer
 from pydantic import ValidationError
 
-from sgl_stateful import session_cli
+from sgl_stateful import flash_cli, session_cli
 from sgl_stateful.errors import IncompatibleServer
 from sgl_stateful.settings import ENV_PREFIX, KVStorage, StatefulSettings
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.add_typer(session_cli.app, name="session")
+app.add_typer(flash_cli.app, name="flash")
 
 
 @app.callback()

@@ -48,7 +48,7 @@ class SessionGroup(TyperGroup):
             code, message = UNREACHABLE, str(error)
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
-        _tell(message)
+        tell(message)
         raise typer.Exit(code)
 
 
@@ -100,7 +100,7 @@ def list_sessions(
     print_sessions(Output(as_json=as_json), listing.sessions)
     if listing.has_more and not as_json:
         is_all = owner is None and limit >= MOST_ROWS
-        _tell("there are more: pass --owner" if is_all else "there are more: raise --limit")
+        tell("there are more: pass --owner" if is_all else "there are more: raise --limit")
 
 
 @app.command("show")
@@ -221,5 +221,6 @@ def _say_pin(out: Output, session: Document) -> None:
     out.say(session, f"{part(session, 'id')} is {state}, {cells} cells" + (f": {reason}" if reason else ""))
 
 
-def _tell(message: str) -> None:
+def tell(message: str) -> None:
+    """Say something that is no result, on stderr."""
     print(f"sgl-stateful: {printable(' '.join(message.split()))}", file=sys.stderr)

@@ -77,15 +77,15 @@ def screen(stats: Document, sessions: Sequence[Document]) -> RenderableType:
 
 def headline(stats: Document) -> Iterator[str]:
     """Yield the counts of a server in a few lines; raises ``Refused`` where one is missing."""
-    yield "cells     " + _pairs({name: number(stats, "cells", name) for name in _CELLS})
-    yield "admitted  " + _pairs(part(stats, "cells", "by_owner_class"))
+    yield "cells     " + pairs({name: number(stats, "cells", name) for name in _CELLS})
+    yield "admitted  " + pairs(part(stats, "cells", "by_owner_class"))
     waiting, dropped = (number(stats, "queue", name) for name in ("waiting", "dropped"))
     counts = {name: number(stats, "sessions", name) for name in ("open", "pinned", "lost", "unpinned")}
-    yield f"sessions  {_pairs(counts)}   queue waiting {waiting}  dropped {dropped}"
+    yield f"sessions  {pairs(counts)}   queue waiting {waiting}  dropped {dropped}"
     totals = part(stats, "totals")
     given = {name: number(totals, name) for name in ("admissions", "demotions")}
-    labelled = "   ".join(f"{name} {_pairs(part(totals, name))}" for name in ("refusals", "expiries", "lost", "tokens"))
-    yield f"totals    {_pairs(given)}   {labelled}"
+    labelled = "   ".join(f"{name} {pairs(part(totals, name))}" for name in ("refusals", "expiries", "lost", "tokens"))
+    yield f"totals    {pairs(given)}   {labelled}"
     times = (f"{name} {_times(part(totals, 'operations', name))}" for name in _OPERATIONS)
     yield "p50/p99   " + "   ".join(times)
 
@@ -93,7 +93,7 @@ def headline(stats: Document) -> Iterator[str]:
 def reason_text(reason: Any) -> str | None:
     """Return a pin's reason in one cell: in words as it is, or the numbers of one that does not fit."""
     if isinstance(reason, dict):
-        return f"does not fit: {_pairs(reason)}"
+        return f"does not fit: {pairs(reason)}"
     return None if reason is None else str(reason)
 
 
@@ -115,7 +115,8 @@ def cells_of(session: Document) -> int:
     return number(session, "pin", "cells")
 
 
-def _pairs(counts: Any) -> str:
+def pairs(counts: Any) -> str:
+    """Return counts with their names, in one line."""
     shown = "  ".join(f"{name} {value}" for name, value in dict(counts).items())
     return shown or "none"
 

@@ -155,12 +155,17 @@ def number(document: Document, *names: str) -> int:
     return value
 
 
-def sessions_of(document: Document, name: str) -> list[Document]:
-    """Return the sessions under that name; raises ``Refused`` where there are none."""
+def documents_of(document: Document, name: str, *, what: str = "objects") -> list[Document]:
+    """Return the list of objects under that name; raises ``Refused`` where there is none."""
     value = part(document, name)
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-        raise Refused(f"{name} in the server's answer is not a list of sessions")
+        raise Refused(f"{name} in the server's answer is not a list of {what}")
     return value
+
+
+def sessions_of(document: Document, name: str) -> list[Document]:
+    """Return the sessions under that name; raises ``Refused`` where there are none."""
+    return documents_of(document, name, what="sessions")
 
 
 def _path(session_id: str) -> str:

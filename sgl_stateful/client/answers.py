@@ -22,6 +22,8 @@ class Answer:
         Version of the session that the answer was computed on.
     version
         The one that a turn made; None for a query.
+    served_from
+        ``engine``, or ``flash`` for the stored answer of a registered question.
     """
 
     text: str
@@ -29,6 +31,7 @@ class Answer:
     output_ids: tuple[int, ...] = ()
     data_version: int | None = None
     version: int | None = None
+    served_from: str = "engine"
     raw: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod

@@ -21,6 +21,7 @@ from sgl_stateful.client.errors import (
     SessionVersionConflict,
     Unreachable,
 )
+from sgl_stateful.client.flash import AsyncFlash, Flash
 from sgl_stateful.client.operation import AsyncSide, Operation, Streaming, SyncSide
 from sgl_stateful.client.senders import AsyncSender, Sender
 from sgl_stateful.client.session_results import Appended, Queued, SessionInfo, of_session
@@ -311,10 +312,17 @@ class SessionOperations(Generic[H]):
 
 
 class Session(SyncSide, SessionOperations["Session"]):
-    """A session of a ``Client``; as a context manager it closes the session, which may have ended before."""
+    """A session of a ``Client``; as a context manager it closes the session, which may have ended before.
+
+    Attributes
+    ----------
+    flash
+        Its registered questions.
+    """
 
     def __init__(self, sender: Sender, info: SessionInfo) -> None:
         self._sender = sender
+        self.flash = Flash(sender, info.id, info.owner)
         self._begin(info)
 
     def _handle(self, info: SessionInfo) -> Session:
@@ -336,10 +344,17 @@ class Session(SyncSide, SessionOperations["Session"]):
 
 
 class AsyncSession(AsyncSide, SessionOperations["AsyncSession"]):
-    """A session of an ``AsyncClient``; ``async with`` closes the session, which may have ended before."""
+    """A session of an ``AsyncClient``; ``async with`` closes the session, which may have ended before.
+
+    Attributes
+    ----------
+    flash
+        Its registered questions.
+    """
 
     def __init__(self, sender: AsyncSender, info: SessionInfo) -> None:
         self._sender = sender
+        self.flash = AsyncFlash(sender, info.id, info.owner)
         self._begin(info)
 
     def _handle(self, info: SessionInfo) -> AsyncSession:

@@ -22,6 +22,13 @@ PRINTED = {
     ],
     "agent_memory": [r"3 facts, all encoded: True", r"spliced: \d+ tokens spliced", r"session version 3", r"Faro"],
     "frontend_program": [r"urgent, [1-9][0-9]? hours; \['.*', '.*'\]", r"version 2: \d+ tokens", r"newest: '"],
+    "flash_questions": [
+        r"\[version 4\] warmest: '",
+        r"\[version 4\] dry: '",
+        r"served from flash",
+        r"decoded for real: True, served from engine",
+        r"warmest: \d+ evaluations, 1 hits, fresh",
+    ],
     "fork_and_compare": [
         r"3 forks of version 1",
         r"(version 3, \d+ tokens: She .*\n){3}",
