@@ -18,14 +18,12 @@ from hashlib import blake2b
 from typing import Any
 
 from sgl_stateful.engine_port import EnginePort
+from sgl_stateful.idle import IdleTime, ServerClosing
 
 logger = logging.getLogger(__name__)
 
 LEAST_USES = 2  # of a block until it is worth a prefill: what came once may never come again
 MOST_BLOCKS = 512  # that are remembered; the one used longest ago is forgotten
-_STEP_TOKENS = 256  # of one request: a caller's own waits for one such step at most
-_IDLE_S = 0.5  # without callers' requests before a step begins
-_POLL_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,20 +169,26 @@ class Promoter:
     ----------
     budget_tokens, on_event
         As of `PromotionTable`.
+    idle
+        None makes its own.
     """
 
     def __init__(
-        self, engine: EnginePort, *, budget_tokens: int, on_event: Callable[[Event], None], idle_s: float = _IDLE_S
+        self,
+        engine: EnginePort,
+        *,
+        budget_tokens: int,
+        on_event: Callable[[Event], None],
+        idle: IdleTime | None = None,
     ) -> None:
         self.table = PromotionTable(budget_tokens, on_event=on_event)
         self._engine = engine
-        self._idle_s = idle_s
+        self._idle = idle or IdleTime(engine)
         self._wake = asyncio.Event()
-        self._idle_since: float | None = None  # as far as was looked
 
     def see(self, block: FactBlock | None, tier: str) -> None:
         """A request has been served; to be called on the event loop."""
-        self._idle_since = None
+        self._idle.interrupt()
         if block is not None:
             self.table.see(block, tier)
             self._wake.set()
@@ -197,37 +201,18 @@ class Promoter:
                 await self._wake.wait()
                 continue
             try:
-                prefilled = await self._prefill(block)
+                assert block.salt is not None, "such a block is never remembered"
+                prefilled = await self._idle.prefill(block.token_ids, salt=block.salt)
             except asyncio.CancelledError:
                 raise
+            except ServerClosing:
+                return
             except Exception:
                 # A block that stays spliced costs faithfulness; a loop that ends costs that of all later ones.
                 logger.exception("prefilling a recurring block of %d tokens failed", len(block.token_ids))
                 self.table.give_up(block)
             else:
                 self.table.promoted(block, tokens_prefilled=prefilled)
-
-    async def _prefill(self, block: FactBlock) -> int:
-        """Prefill a block, a step at a time, each behind what the radix cache has; how many tokens that took."""
-        assert block.salt is not None, "such a block is never remembered"
-        prefilled = 0
-        for end in [*range(_STEP_TOKENS, len(block.token_ids), _STEP_TOKENS), len(block.token_ids)]:
-            await self._idle()
-            result = await self._engine.prefill(list(block.token_ids[:end]), salt=block.salt, directive=None)
-            prefilled += result.prompt_tokens - result.cached_tokens
-        return prefilled
-
-    async def _idle(self) -> None:
-        """Wait until no caller's request has been seen in flight for a while."""
-        loop = asyncio.get_running_loop()
-        while not self._engine.is_closing():
-            if self._engine.foreground_requests():
-                self._idle_since = None
-            elif self._idle_since is None:
-                self._idle_since = loop.time()
-            if self._idle_since is not None and loop.time() - self._idle_since >= self._idle_s:
-                return
-            await asyncio.sleep(min(_POLL_S, self._idle_s))
 
     def as_dict(self) -> dict[str, Any]:
         """As the status shows it."""

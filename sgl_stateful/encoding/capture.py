@@ -9,7 +9,7 @@ from concurrent.futures import Executor
 from functools import partial
 from typing import TypeVar
 
-from memstore import BlobStoreError, Encoding, EncodingId, Fact, KVBlobs, MemStore, MemStoreError, OwnerId
+from memstore import BlobStoreError, Encoding, EncodingId, Fact, KVBlobs, MemStoreError, OwnerId
 from sgl_stateful.directive import Capture, CaptureItem, Span
 from sgl_stateful.engine_port import EnginePort
 from sgl_stateful.forgetting import Forgetting, Gone
@@ -18,6 +18,7 @@ from .codec import FactCodec
 from .counts import EncodeCounts
 from .planning import EncodePlanner
 from .policies import EncodeJob, EncodingPolicy
+from .source import FactSource
 
 _KINDS: list[type[BlobStoreError]] = [BlobStoreError, *BlobStoreError.__subclasses__()]
 _KV_STORE_ERRORS = {kind.__name__ for kind in _KINDS}
@@ -39,7 +40,7 @@ class Capturer:
     def __init__(
         self,
         *,
-        store: MemStore,
+        store: FactSource,
         blobs: KVBlobs,
         codec: FactCodec,
         planner: EncodePlanner,

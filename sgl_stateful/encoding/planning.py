@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from memstore import Encoding, Fact, FactId, KVBlobs, MemStore, OwnerId
+from memstore import Encoding, Fact, FactId, KVBlobs, OwnerId
 
 from .codec import FactCodec
 from .policies import EncodeJob, EncodingPolicy
 from .refusals import Refusals
+from .source import FactSource
 
 _PAGE = 1000  # facts read from the store at once
 
@@ -29,7 +30,7 @@ class EncodePlanner:
     def __init__(
         self,
         *,
-        store: MemStore,
+        store: FactSource,
         blobs: KVBlobs,
         codec: FactCodec,
         max_job_tokens: int,

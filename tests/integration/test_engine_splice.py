@@ -12,6 +12,7 @@ from engines import RunningEngine
 from memstore import EncodingId, NewFact
 from sgl_stateful.directive import Capture, CaptureItem, KeepProbe, Span, Splice
 from sgl_stateful.engine_port import PrefillResult
+from sgl_stateful.idle import IdleTime
 from sgl_stateful.params import MemoryParams
 from sgl_stateful.promotion import Promoter
 from sgl_stateful.repair import parse_repair
@@ -290,7 +291,8 @@ def test_a_block_that_recurs_is_exact_from_then_on(engine: RunningEngine) -> Non
     events: list[str] = []
     engine.engine.flush_cache()
     own = service.promoter
-    service.promoter = Promoter(engine.port, budget_tokens=2000, on_event=events.append, idle_s=0.01)
+    idle = IdleTime(engine.port, idle_s=0.01)
+    service.promoter = Promoter(engine.port, budget_tokens=2000, on_event=events.append, idle=idle)
     running = engine.engine.loop.create_task(service.promoter.run())
 
     def ask(question: str) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from memory_engine import MemoryEngine
 
 from memstore import KVBlobs
 from sgl_stateful import promotion
+from sgl_stateful.idle import IdleTime
 from sgl_stateful.promotion import Event, FactBlock, Promoter, PromotionTable
 
 pytestmark = pytest.mark.anyio
@@ -148,7 +149,8 @@ def test_the_budget_holds_whatever_comes(steps: list[tuple[int, str]], budget: i
 
 
 def promoter(engine: MemoryEngine, budget_tokens: int = 10_000) -> Promoter:
-    return Promoter(engine, budget_tokens=budget_tokens, on_event=lambda event: None, idle_s=0.01)
+    idle = IdleTime(engine, idle_s=0.01)
+    return Promoter(engine, budget_tokens=budget_tokens, on_event=lambda event: None, idle=idle)
 
 
 async def until(condition: object, what: str) -> None:
