@@ -1,11 +1,13 @@
-"""Idle time: when no caller's request has been in flight for a while, and prompts of the server's own that wait for it."""
+"""Idle time: when no caller's request has been in flight for a while, and the server's own prompts that wait for it."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from sgl_stateful.engine_port import EnginePort
+from sgl_stateful.directive import Directive
+from sgl_stateful.engine_port import EnginePort, PrefillResult
 
 _STEP_TOKENS = 256  # of one request: a caller's own waits for one such step at most
 _IDLE_S = 0.5  # without callers' requests before a step begins
@@ -14,6 +16,13 @@ _POLL_S = 0.05
 
 class ServerClosing(Exception):
     """The server shuts down: no request of its own may begin any more."""
+
+
+class Prefilled(NamedTuple):
+    """What became of a prompt: the tokens that the engine computed, over all steps, and the result of the last one."""
+
+    computed_tokens: int
+    result: PrefillResult
 
 
 class IdleTime:
@@ -52,12 +61,8 @@ class IdleTime:
             await asyncio.sleep(min(_POLL_S, self._idle_s))
         raise ServerClosing
 
-    async def prefill(self, token_ids: Sequence[int], *, salt: str) -> int:
-        """Prefill a prompt in idle time, a step at a time, each behind what the radix cache has.
-
-        Returns
-        -------
-        How many tokens the engine computed.
+    async def prefill(self, token_ids: Sequence[int], *, salt: str, top_logprobs: int = 0) -> Prefilled:
+        """Prefill a prompt as text in idle time, a step at a time, each behind what the radix cache has.
 
         Raises
         ------
@@ -66,8 +71,18 @@ class IdleTime:
             As of ``EnginePort.prefill``.
         """
         computed = 0
-        for end in [*range(_STEP_TOKENS, len(token_ids), _STEP_TOKENS), len(token_ids)]:
-            await self.wait()
-            result = await self._engine.prefill(list(token_ids[:end]), salt=salt, directive=None)
-            computed += result.prompt_tokens - result.cached_tokens
-        return computed
+        for end in range(_STEP_TOKENS, len(token_ids), _STEP_TOKENS):
+            computed += (await self._step(token_ids[:end], salt=salt)).computed_tokens
+        last = await self._step(token_ids, salt=salt, top_logprobs=top_logprobs)
+        return Prefilled(computed + last.computed_tokens, last.result)
+
+    async def serve(
+        self, token_ids: Sequence[int], *, salt: str, directive: Directive | None, top_logprobs: int = 0
+    ) -> PrefillResult:
+        """Run a prompt as one request in idle time; parameters, and what is raised besides, as of `prefill`."""
+        await self.wait()
+        return await self._engine.prefill(list(token_ids), salt=salt, directive=directive, top_logprobs=top_logprobs)
+
+    async def _step(self, token_ids: Sequence[int], *, salt: str, top_logprobs: int = 0) -> Prefilled:
+        result = await self.serve(token_ids, salt=salt, directive=None, top_logprobs=top_logprobs)
+        return Prefilled(result.prompt_tokens - result.cached_tokens, result)

@@ -212,7 +212,7 @@ class Promoter:
                 logger.exception("prefilling a recurring block of %d tokens failed", len(block.token_ids))
                 self.table.give_up(block)
             else:
-                self.table.promoted(block, tokens_prefilled=prefilled)
+                self.table.promoted(block, tokens_prefilled=prefilled.computed_tokens)
 
     def as_dict(self) -> dict[str, Any]:
         """As the status shows it."""

@@ -183,7 +183,9 @@ async def test_callers_come_first(blobs: KVBlobs) -> None:
     await asyncio.sleep(0.1)
     assert engine.sent == []
     engine.foreground = 0
-    await until(lambda: engine.sent, "the first step")
+    async with asyncio.timeout(5):
+        while not engine.sent:
+            await asyncio.sleep(0)  # so that it is seen before the second step begins
     engine.foreground = 1
     await asyncio.sleep(0.1)
     begun = len(engine.sent)
@@ -209,3 +211,18 @@ async def test_a_block_that_fails_is_given_up_and_the_next_one_promoted(
     assert running.table.counts[Event.FAILED] == 1
     assert running.table.promoted_tokens == 200
     assert "recurring block of 300 tokens failed" in caplog.text
+
+
+async def test_a_server_that_shuts_down_promotes_nothing_more(blobs: KVBlobs) -> None:
+    engine = MemoryEngine(blobs)
+    engine.foreground = 1
+    running = promoter(engine)
+    for _ in range(2):
+        running.see(block(0, 300), "spliced")
+    task = asyncio.create_task(running.run())
+    await asyncio.sleep(0.05)
+    engine.closing, engine.foreground = True, 0
+    async with asyncio.timeout(5):
+        await task
+    assert engine.sent == []
+    assert running.table.counts == Counter()
