@@ -26,6 +26,11 @@ def validate_owner(owner: str) -> OwnerId:
     return OwnerId(owner)
 
 
+def is_reserved(owner: str) -> bool:
+    """Whether no caller can have this owner: servers keep KV of their own under it, which stands for no fact."""
+    return "\0" in owner
+
+
 def validate_fact(fact: NewFact, *, now: float) -> None:
     """Raise `InvalidFact` unless every field of `fact` can be stored and read back unchanged."""
     _storable("text", fact.text, InvalidFact)

@@ -39,6 +39,7 @@ from memstore import (
     VersionConflict,
 )
 from memstore.kv.session_files import drop_orphan_files
+from memstore.validation import is_reserved
 from sgl_stateful.forgetting import Forgetting, Gone
 from sgl_stateful.outage import OUTAGES, Outage
 
@@ -254,6 +255,8 @@ class FeedFollower:
             await self._sweep()
 
     def _alive(self, owner: OwnerId, facts: Sequence[tuple[FactId, int]]) -> Collection[FactId]:
+        if is_reserved(owner):  # KV of a server's own, which it drops itself
+            return {fact_id for fact_id, _ in facts}
         stored = {fact.id: fact.version for fact in self._readable(owner, [fact_id for fact_id, _ in facts])}
         return {fact_id for fact_id, version in facts if stored.get(fact_id) == version}
 

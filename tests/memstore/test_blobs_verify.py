@@ -232,6 +232,10 @@ def test_alive_is_what_the_records_have_at_that_version(store: MemStore) -> None
     assert not alive(BO, [(fact.id, 1)])
 
 
+def test_kv_that_a_server_keeps_for_itself_is_no_orphan(store: MemStore) -> None:
+    assert set(alive_in(store)(OwnerId("\0server"), [(FactId("a"), 1), (FactId("b"), 2)])) == {"a", "b"}
+
+
 def test_no_description_is_kept_for_the_comparison_with_the_records(filled: KVBlobs) -> None:
     def descriptions() -> int:
         gc.collect()

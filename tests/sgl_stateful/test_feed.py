@@ -15,6 +15,7 @@ from kv_faults import unwritable
 from memory_engine import MemoryEngine
 from redis_server import RedisServer
 from session_values import header, segment
+from small_kv import encoding, kv
 from words import WordEmbedder
 
 from memstore import (
@@ -480,6 +481,15 @@ async def test_more_failures_than_are_remembered_have_everything_looked_through(
     await follows.step()
     assert blobs.stats().encodings == 1
     assert follower(store, blobs).position == store.records.last_position()
+
+
+async def test_kv_that_the_server_keeps_for_itself_is_looked_through_and_left(store: MemStore, blobs: KVBlobs) -> None:
+    own = encoding(1, owner=OwnerId("\0server"))
+    blobs.put(own, *kv(1))
+    blobs.put(encoding(2), *kv(2))
+    follows = follower(store, blobs)  # one that begins looks through everything
+    await follows.step()
+    assert (blobs.has(own.id), blobs.stats().encodings) == (True, 1)
 
 
 async def test_an_owner_whose_facts_cannot_be_removed_stops_no_other(
