@@ -11,7 +11,7 @@ from memstore import Fact, FactId
 class FactSource(Protocol):
     """The part of a ``MemStore`` that encoding needs."""
 
-    def list(self, owner: str, *, limit: int, after_seq: int) -> list[Fact]:
+    def list(self, owner: str, *, limit: int, after_seq: int) -> Sequence[Fact]:
         """Up to ``limit`` current facts of the owner with a ``seq`` above ``after_seq``, in order."""
         ...
 
