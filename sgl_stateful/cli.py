@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from sgl_stateful import flash_cli, session_cli
 from sgl_stateful.errors import IncompatibleServer
+from sgl_stateful.faithfulness.choice import Target
 from sgl_stateful.settings import ENV_PREFIX, KVStorage, StatefulSettings
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -42,6 +43,14 @@ def serve(
         typer.Option(
             help="Tokens of spliced facts to compute anew: "
             "'none', 'first:M', 'share:P%', 'last:N', 'last:P%', or several with a plus between."
+        ),
+    ] = None,
+    faithfulness: Annotated[
+        Target | None,
+        typer.Option(
+            help="How near to full prefill spliced answers must be, as measured after start-up, or facts are served as "
+            "text: no further than the same facts in another order ('floor', the default), half as far ('strict'), "
+            "less than half as far as without facts ('fast'); 'off' measures nothing.",
         ),
     ] = None,
     embedder: Annotated[str | None, typer.Option(help="Sentence-transformers path or hub id.")] = None,
@@ -82,6 +91,7 @@ def serve(
         "policy": policy,
         "also_encode": also_encode,
         "repair": repair,
+        "faithfulness": faithfulness,
         "embedder": embedder,
         "arena_mib": arena_mib,
         "kv_storage": kv_storage,

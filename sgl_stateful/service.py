@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -21,6 +20,8 @@ from sgl_stateful.encoding.encoder import Encoder
 from sgl_stateful.engine_port import EnginePort
 from sgl_stateful.errors import BadMemoryRequest, UnverifiedSplice
 from sgl_stateful.facts import Facts
+from sgl_stateful.faithfulness.gate import FaithfulnessGate
+from sgl_stateful.faithfulness.measure import Subject
 from sgl_stateful.feed import FeedFollower, OwnChanges, nobody_cares
 from sgl_stateful.forgetting import Forgetting
 from sgl_stateful.metrics import MemoryMetrics, process_metrics
@@ -28,8 +29,8 @@ from sgl_stateful.params import MemoryParams
 from sgl_stateful.planner import Prepared, PromptPlanner
 from sgl_stateful.promotion import Promoter
 from sgl_stateful.prompt import Tokenizer
-from sgl_stateful.repair import parse_repair
 from sgl_stateful.report import Report
+from sgl_stateful.request_planner import RequestPlanner
 from sgl_stateful.retrieval import Retrieved, Retriever
 from sgl_stateful.salts import Salts
 from sgl_stateful.selftest import SELF_TEST_OWNER, SelfTestVerdict, run_self_test
@@ -54,6 +55,8 @@ class MemoryService:
     ----------
     context
         Chat template text up to where facts go in a fresh conversation; stands before every encoding.
+    context_end
+        What the chat template puts behind a first user message.
     context_len
         The model's context, tokens.
     metrics
@@ -70,6 +73,7 @@ class MemoryService:
         engine: EnginePort,
         context: str,
         context_len: int,
+        context_end: str = "",
         metrics: MemoryMetrics | None = None,
     ) -> None:
         self.settings = settings
@@ -78,7 +82,7 @@ class MemoryService:
         self._blobs = blobs
         self._tokenizer = tokenizer
         self._engine = engine
-        self._context = context
+        self._context, self._context_end = context, context_end
         self._context_len = context_len
         self._ladders = {ladder.name: ladder for ladder in settings.ladders()}
         self._policies = policies_of(list(self._ladders.values()))
@@ -132,7 +136,8 @@ class MemoryService:
         self.codec: FactCodec | None = None
         self.encoder: Encoder | None = None
         self.promoter: Promoter | None = None
-        self._planner: PromptPlanner | None = None
+        self.gate: FaithfulnessGate | None = None
+        self._planner: RequestPlanner | None = None
 
     # ---- start-up ----
 
@@ -175,13 +180,18 @@ class MemoryService:
         return FactCodec(self._tokenizer, context=context, model_fingerprint=fingerprint)
 
     def _adopt(self, codec: FactCodec) -> None:
-        self._planner = PromptPlanner(
+        planner = PromptPlanner(
             codec=codec,
             blobs=self._blobs,
             header=self.settings.header,
             footer=self.settings.footer,
             max_tokens=min(self._context_len, int(self.description["pool_tokens"])),
         )
+        self.gate = self._new_gate(codec, planner)
+        self._planner = RequestPlanner(
+            ladders=self._ladders, retriever=self._retriever, planner=planner, gate=self.gate
+        )
+        self._run("faithfulness", self.gate.run())
         self.codec = codec
         self._arena.fingerprint = codec.fingerprint
         self.encoder = Encoder(
@@ -199,6 +209,22 @@ class MemoryService:
         self._run("encoder", self.encoder.run())
         self.promoter = Promoter(self._engine, budget_tokens=self._promotion_budget(), on_event=self.metrics.promotion)
         self._run("promoter", self.promoter.run())
+
+    def _new_gate(self, codec: FactCodec, planner: PromptPlanner) -> FaithfulnessGate:
+        subject = Subject(
+            engine=self._engine,
+            blobs=self._blobs,
+            codec=codec,
+            planner=planner,
+            ladder=next(iter(self._ladders.values())),
+            head=codec.encode_text(self._context),
+            tail=self._context_end,
+            salt=self._salts.named(f"faithfulness:{codec.fingerprint}"),
+            max_tokens=self._job_budget(),
+            threads=self._threads.background,
+        )
+        # Weights that were updated in place have no name that would be theirs after the next start as well.
+        return FaithfulnessGate.of(self.settings, subject, is_kept=not self._weights_epoch)
 
     def _run(self, name: str, work: Coroutine[Any, Any, None]) -> None:
         """Run a background task, in place of the one of that name."""
@@ -329,30 +355,10 @@ class MemoryService:
             An unknown policy, or an owner, query or filter that the store refuses.
         """
         self._require_codec()
-        name = params.policy or next(iter(self._ladders))
-        if (ladder := self._ladders.get(name)) is None:
-            known = ", ".join(self._ladders)
-            raise BadMemoryRequest(f"custom_params.memory.policy: {name!r} is not served here; choose from {known}")
-        found = retrieved or self._retriever.find_here(params, query)
-        repair = parse_repair(params.repair or self.settings.repair)
-        report = Report(params.mode, params.owner, name, [], repair.name, retrieve_ms=found.ms)
-        if found.failure is not None:
-            report.degraded, report.reason = True, f"retrieval_failed: {found.failure}"
-        started = time.perf_counter()
         assert self._planner is not None, "a codec without its planner"
-        prepared = self._planner.plan(
-            params,
-            ladder,
-            repair,
-            found.hits,
-            head=head,
-            tail=tail,
-            reserve_tokens=reserve_tokens,
-            salt=found.salt,
-            report=report,
+        return self._planner.plan(
+            params, head=head, tail=tail, query=query, reserve_tokens=reserve_tokens, retrieved=retrieved
         )
-        report.assemble_ms = 1e3 * (time.perf_counter() - started)
-        return prepared
 
     def finish(
         self, report: Report, scheduler: dict[str, Any] | None, *, prompt_tokens: int, cached_tokens: int
@@ -362,6 +368,8 @@ class MemoryService:
         self.metrics.observe(shown)
         if self.promoter is not None:
             self.promoter.see(report.block, shown["tier"])
+        if self.gate is not None:
+            self.gate.interrupt()
         if self.encoder is not None and (shown["reason"] or "").startswith(("not_encoded", "facts_lost")):
             self.encoder.report_missing(report.owner)
         return shown
@@ -372,6 +380,7 @@ class MemoryService:
         assert self.codec is not None
         assert self.encoder is not None
         assert self.promoter is not None
+        assert self.gate is not None
         return {
             "verified": self.verdict is not None and self.verdict.passed,
             "self_test": None if self.verdict is None else self.verdict.as_dict(),
@@ -379,12 +388,13 @@ class MemoryService:
             "fingerprint": self.codec.fingerprint,
             "embedder": self.store.embedder.fingerprint,
             "policies": list(self._ladders),
-            "repair": self.settings.repair,
+            "repair": self.gate.repair,
             "encoder": {
                 "pending": self.encoder.pending(),
                 "error": self.encoder.error,
                 "policies": {name: counts.as_dict() for name, counts in self.encoder.counts.items()},
             },
+            "faithfulness": self.gate.as_dict(),
             "promotion": self.promoter.as_dict(),
             "requests": self.metrics.totals(),
             **await self._status.parts(),

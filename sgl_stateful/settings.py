@@ -16,6 +16,7 @@ from memstore import InvalidLocation, MemStoreSettings
 from memstore.kv.session_files import FOLDER
 from memstore.location import directory_of
 from sgl_stateful.encoding import Ladder, parse_ladder
+from sgl_stateful.faithfulness.choice import Target
 from sgl_stateful.repair import parse_repair
 
 ENV_PREFIX = "SGL_STATEFUL_"
@@ -57,6 +58,11 @@ class StatefulSettings(BaseSettings):
         "none",
         description="Tokens of spliced facts to compute anew: "
         "'none', 'first:M', 'share:P%', 'last:N', 'last:P%', or several with a plus between.",
+    )
+    faithfulness: Target = Field(
+        Target.FLOOR,
+        description="How near to full prefill spliced answers must be, as measured after start-up: 'floor', 'strict', "
+        "'fast', or 'off' to measure nothing.",
     )
     header: str = Field(
         "Here is what was said in earlier conversations:\n",

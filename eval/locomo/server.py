@@ -41,8 +41,8 @@ def free_port() -> int:
 class ServerProcess:
     """``sgl-stateful serve`` on a free port of this machine; a context manager.
 
-    It prefills nothing exactly that is to be spliced, so that asking twice measures the same thing twice; flags may
-    have it do so.
+    It prefills nothing exactly that is to be spliced, and measures nothing itself, so that asking twice measures the
+    same thing twice; flags may have it do so.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ class ServerProcess:
         command = shutil.which("sgl-stateful", path=str(Path(sys.executable).parent))
         assert command is not None, "sgl-stateful is not installed beside this interpreter"
         self._command = [command, "serve", "--model", str(model), "--memory", str(memory), "--port", str(self.port)]
-        self._command += ["--promote-tokens", "0", *flags]
+        self._command += ["--promote-tokens", "0", "--faithfulness", "off", *flags]
         self._log = log
         self._ready_timeout_s = ready_timeout_s
         self._process: subprocess.Popen[bytes] | None = None

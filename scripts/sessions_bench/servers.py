@@ -163,7 +163,7 @@ def our_server(model: Path, flags: Sequence[str], directory: Path, *, budget_tok
     program = shutil.which("sgl-stateful", path=str(Path(sys.executable).parent))
     assert program is not None, "sgl-stateful is not installed beside this interpreter"
     command = [program, "serve", "--model", str(model), "--memory", str(directory / "memory"), *flags]
-    environment = {"SGL_STATEFUL_SESSION_BUDGET_TOKENS": str(budget_tokens)}
+    environment = {"SGL_STATEFUL_SESSION_BUDGET_TOKENS": str(budget_tokens), "SGL_STATEFUL_FAITHFULNESS": "off"}
     paths = ("/health", "/v1/memory/status", "/v1/sessions/stats")
     return Server("ours", command, ready_paths=paths, environment=environment, log=directory / "ours.log")
 

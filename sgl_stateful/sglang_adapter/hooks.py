@@ -91,6 +91,7 @@ def after_manager_init(_: None, manager: Any, server_args: Any, *args: Any, **kw
     setattr(manager, requests.ENGINE, engine)
     service: MemoryService | None = None
     if settings.memory is not None:
+        before, behind = _around_first_message(manager.tokenizer)
         blobs = KVBlobs(settings.kv_path(), settings=settings.store_settings())
         service = MemoryService(
             settings=settings,
@@ -98,7 +99,8 @@ def after_manager_init(_: None, manager: Any, server_args: Any, *args: Any, **kw
             blobs=blobs,
             tokenizer=manager.tokenizer,
             engine=engine,
-            context=_fresh_context(manager.tokenizer),
+            context=before,
+            context_end=behind,
             context_len=manager.context_len,
         )
         setattr(manager, requests.SERVICE, service)
@@ -106,14 +108,17 @@ def after_manager_init(_: None, manager: Any, server_args: Any, *args: Any, **kw
         setattr(manager, session_start.STARTER, session_start.SessionStarter(manager, settings, engine, service))
 
 
-def _fresh_context(tokenizer: Any) -> str:
-    """What the chat template puts before a first user message; the BOS token for a model without a template."""
+def _around_first_message(tokenizer: Any) -> tuple[str, str]:
+    """What the chat template puts before and behind a first user message.
+
+    For a model without a template the BOS token and a newline.
+    """
     if getattr(tokenizer, "chat_template", None) is None:
-        return tokenizer.bos_token or ""
+        return tokenizer.bos_token or "", "\n"
     rendered = tokenizer.apply_chat_template(
         [{"role": "user", "content": SENTINEL}], tokenize=False, add_generation_prompt=True
     )
-    return split_at_sentinel(rendered)[0]
+    return split_at_sentinel(rendered)
 
 
 async def around_weight_update(original: Callable[..., Any], manager: Any, *args: Any, **kwargs: Any) -> Any:

@@ -67,6 +67,7 @@ def engine(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         "SGL_STATEFUL_MEMORY": str(tmp_path_factory.mktemp("engine") / "memory"),
         "SGL_STATEFUL_KV_STORAGE": "native",
         "SGL_STATEFUL_PROMOTE_TOKENS": "0",
+        "SGL_STATEFUL_FAITHFULNESS": "off",
     }
     os.environ |= settings
     with warnings.catch_warnings():

@@ -61,7 +61,13 @@ def make_service(store: MemStore, blobs: KVBlobs, engine: MemoryEngine) -> Calla
     """Makes services over the store and the engine, each with metrics of its own."""
 
     def make(*, context_len: int = CONTEXT_TOKENS, **settings: Any) -> MemoryService:
-        values: dict[str, Any] = {"policy": "anchor:2", "header": HEADER, "self_test": False, "encode_wait_s": 20.0}
+        values: dict[str, Any] = {
+            "policy": "anchor:2",
+            "header": HEADER,
+            "self_test": False,
+            "faithfulness": "off",
+            "encode_wait_s": 20.0,
+        }
         return MemoryService(
             settings=StatefulSettings(**(values | settings)),
             store=store,

@@ -161,6 +161,19 @@ def test_a_storage_that_is_not_known_is_refused(launched: list[list[str]]) -> No
     assert "kv_storage" in refusal(launched)
 
 
+@pytest.mark.parametrize("target", ["off", "floor", "strict", "fast"])
+def test_the_target_of_faithfulness_reaches_the_settings(launched: list[list[str]], target: str) -> None:
+    assert cli.StatefulSettings().faithfulness == "floor"
+    result = CliRunner().invoke(cli.app, ["serve", "--model", "m", "--faithfulness", target])
+    assert result.exit_code == 0, result.output
+    assert cli.StatefulSettings().faithfulness == target
+
+
+def test_a_target_that_is_not_known_is_refused(launched: list[list[str]]) -> None:
+    os.environ["SGL_STATEFUL_FAITHFULNESS"] = "perfect"
+    assert "faithfulness" in refusal(launched)
+
+
 def test_a_header_that_does_not_end_its_line_is_refused(launched: list[list[str]]) -> None:
     os.environ["SGL_STATEFUL_HEADER"] = "Facts:"
     assert "header" in refusal(launched).lower()

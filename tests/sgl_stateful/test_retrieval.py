@@ -16,6 +16,7 @@ from words import ByteTokenizer, WordEmbedder
 
 from memstore import KVBlobs, MemStore, MemStoreSettings, NewFact, SearchHit
 from sgl_stateful.errors import BadMemoryRequest
+from sgl_stateful.faithfulness.choice import Target
 from sgl_stateful.metrics import MemoryMetrics
 from sgl_stateful.params import MemoryParams
 from sgl_stateful.retrieval import Retrieved, Retriever
@@ -201,7 +202,7 @@ async def test_a_call_that_shows_nothing_closes_no_open_breaker(
 @asynccontextmanager
 async def serving(store: MemStore, blobs: KVBlobs) -> AsyncIterator[MemoryService]:
     service = MemoryService(
-        settings=StatefulSettings(policy="anchor:2", self_test=False, feed_poll_s=0.01),
+        settings=StatefulSettings(policy="anchor:2", self_test=False, faithfulness=Target.OFF, feed_poll_s=0.01),
         store=store,
         blobs=blobs,
         tokenizer=ByteTokenizer(),
