@@ -1,6 +1,7 @@
 """What must hold before a splice writes: everything is checked first, so that an error leaves the pools untouched."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -9,9 +10,17 @@ from kv_splice.errors import SpliceError
 from kv_splice.facts import Facts, FactScales
 from kv_splice.quantise import ArenaScales
 
-__all__ = ["check_angles", "check_distinct", "check_indices", "check_offsets", "check_pools", "check_splice"]
+__all__ = ["Range", "check_angles", "check_offsets", "check_pools", "check_ranges", "check_splice"]
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class Range(NamedTuple):
+    """Indices `[n]` int64 that must lie in `[0, limit)`."""
+
+    name: str
+    indices: Tensor
+    limit: int
 
 
 def check_splice(
@@ -38,23 +47,27 @@ def check_splice(
     check_pools(k_pools, v_pools, shape=arena_k.shape[2:])
     first = k_pools[0]
     num_tokens = slots.numel()
-    check_indices("slots", slots, limit=first.shape[0], device=first.device)
+    ranges = [Range("slots", slots, first.shape[0])]
     if facts is not None:
         if rows is not None:
             raise SpliceError("rows and facts both say where tokens are; give one of them")
         _check_facts(facts, num_tokens=num_tokens, capacity=arena_k.shape[1], device=first.device)
     elif rows is not None:
-        check_indices("rows", rows, limit=arena_k.shape[1], device=first.device)
+        ranges.append(Range("rows", rows, arena_k.shape[1]))
         if rows.numel() != num_tokens:
             raise SpliceError(f"{rows.numel()} rows for {num_tokens} slots")
     elif arena_k.shape[1] != num_tokens:
         raise SpliceError(f"a blob of {arena_k.shape[1]} tokens for {num_tokens} slots; give rows to take some of them")
     check_angles(cos_sin, positions, num_tokens=num_tokens, head_dim=first.shape[2], device=first.device)
+    if positions is not None:
+        ranges.append(Range("positions", positions, cos_sin.shape[0]))
     if isinstance(scales, FactScales) != (scales is not None and facts is not None):
         raise SpliceError("scales of facts go with facts, and those of an arena with its rows")
     if scales is not None:
         _check_scales(scales, arena_k, num_tokens=num_tokens, device=first.device, facts=facts)
-    check_distinct(slots)
+    if isinstance(scales, ArenaScales):
+        ranges.append(Range("scales.sets", scales.sets, scales.keys.shape[1]))
+    check_ranges(ranges, device=first.device, distinct=slots)
 
 
 def check_pools(k_pools: Sequence[Tensor], v_pools: Sequence[Tensor], *, shape: Sequence[int] | None = None) -> None:
@@ -84,37 +97,32 @@ def check_pools(k_pools: Sequence[Tensor], v_pools: Sequence[Tensor], *, shape: 
             _check_layout(f"{name}[{layer}]", pool)
 
 
-def check_indices(name: str, indices: Tensor, *, limit: int, device: torch.device) -> None:
-    """Check that `indices` are `[n]` int64 in `[0, limit)`.
+def check_ranges(ranges: Sequence[Range], *, device: torch.device, distinct: Tensor | None = None) -> None:
+    """Check all of `ranges`, and that no number is twice in `distinct`; the device is waited for once.
 
     Raises
     ------
     SpliceError
-        With their bounds.
+        With the bounds of the first that are out of range, or a number that repeats.
     """
-    if indices.dtype != torch.int64 or indices.dim() != 1:
-        raise SpliceError(f"{name} is {indices.dtype} of shape {tuple(indices.shape)}, not int64 [num_tokens]")
-    if indices.device != device:
-        raise SpliceError(f"{name} is on {indices.device}, not on {device}")
-    if indices.numel() == 0:
-        return
-    low, high = (int(bound) for bound in indices.aminmax())
-    if low < 0 or high >= limit:
-        raise SpliceError(f"{name} from {low} to {high} leave [0, {limit})")
-
-
-def check_distinct(slots: Tensor) -> None:
-    """Check that no slot is written twice.
-
-    Raises
-    ------
-    SpliceError
-        With the first that is.
-    """
-    ordered = slots.sort().values
-    repeated = ordered[1:][ordered[1:] == ordered[:-1]]
-    if repeated.numel():
-        raise SpliceError(f"slots repeat: {repeated[0].item()} is written more than once")
+    for name, indices, _ in ranges:
+        if indices.dtype != torch.int64 or indices.dim() != 1:
+            raise SpliceError(f"{name} is {indices.dtype} of shape {tuple(indices.shape)}, not int64 [num_tokens]")
+        if indices.device != device:
+            raise SpliceError(f"{name} is on {indices.device}, not on {device}")
+    filled = [of for of in ranges if of.indices.numel()]
+    found = [bound for of in filled for bound in of.indices.aminmax()]
+    ordered = None
+    if distinct is not None and distinct.numel() > 1:
+        ordered = distinct.sort().values
+        found.append((ordered[1:] == ordered[:-1]).sum())
+    numbers = torch.stack(found).tolist() if found else []
+    for (name, _, limit), low, high in zip(filled, numbers[0::2], numbers[1::2], strict=False):
+        if low < 0 or high >= limit:
+            raise SpliceError(f"{name} from {low} to {high} leave [0, {limit})")
+    if ordered is not None and numbers[-1]:
+        repeated = int(ordered[1:][ordered[1:] == ordered[:-1]][0])
+        raise SpliceError(f"slots repeat: {repeated} is written more than once")
 
 
 def check_angles(
@@ -134,10 +142,8 @@ def check_angles(
         raise SpliceError(f"cos_sin has shape {tuple(cos_sin.shape)}, not [{num_tokens}, rotary_dim]")
     if cos_sin.shape[1] % 2 or not 0 < cos_sin.shape[1] <= head_dim:
         raise SpliceError(f"cos_sin turns {cos_sin.shape[1]} of {head_dim} elements; needs an even number up to that")
-    if positions is not None:
-        check_indices("positions", positions, limit=cos_sin.shape[0], device=device)
-        if positions.numel() != num_tokens:
-            raise SpliceError(f"{positions.numel()} positions for {num_tokens} slots")
+    if positions is not None and positions.numel() != num_tokens:
+        raise SpliceError(f"{positions.numel()} positions for {num_tokens} slots")
 
 
 def check_offsets(offsets: Tensor, *, num_tokens: int, device: torch.device) -> None:
@@ -148,7 +154,7 @@ def check_offsets(offsets: Tensor, *, num_tokens: int, device: torch.device) -> 
     SpliceError
         Where they fall, or do not go from 0 to `num_tokens`.
     """
-    check_indices("offsets", offsets, limit=num_tokens + 1, device=device)
+    check_ranges([Range("offsets", offsets, num_tokens + 1)], device=device)
     if offsets.numel() < 2 or int(offsets[0]) != 0 or int(offsets[-1]) != num_tokens:
         raise SpliceError(f"{offsets.numel()} offsets do not go from 0 to {num_tokens}")
     if bool((offsets[1:] < offsets[:-1]).any()):
@@ -180,7 +186,7 @@ def _check_sources(
 def _check_facts(facts: Facts, *, num_tokens: int, capacity: int, device: torch.device) -> None:
     check_offsets(facts.offsets, num_tokens=num_tokens, device=device)
     num_facts = facts.offsets.numel() - 1
-    check_indices("first_rows", facts.first_rows, limit=capacity + 1, device=device)
+    check_ranges([Range("first_rows", facts.first_rows, capacity + 1)], device=device)
     if facts.first_rows.numel() != num_facts:
         raise SpliceError(f"{facts.first_rows.numel()} first rows for {num_facts} facts")
     end = int((facts.first_rows + facts.offsets.diff()).max())
@@ -208,7 +214,6 @@ def _check_scales(
             raise SpliceError(f"{num_sets} sets of scales for {facts.first_rows.numel()} facts")
         return
     assert isinstance(scales, ArenaScales), type(scales)
-    check_indices("scales.sets", scales.sets, limit=num_sets, device=device)
     if scales.sets.numel() != num_tokens:
         raise SpliceError(f"scales.sets of {scales.sets.numel()} tokens for {num_tokens} slots")
 

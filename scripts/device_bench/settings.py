@@ -45,8 +45,8 @@ class Setting:
 
 FULL = Setting(
     device=torch.device("cuda"),
-    widths=((64, 64), (80, 80), (80, 32), (96, 96), (128, 128), (128, 64), (256, 256)),
-    heads=(1, 3, 8, 16),
+    widths=((128, 128), (80, 32), (64, 64), (96, 96), (256, 64)),
+    heads=(1, 3, 16, 8),
     check_tokens=(1, 63, 1000),
     num_layers=32,
     num_kv_heads=8,

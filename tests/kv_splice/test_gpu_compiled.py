@@ -211,6 +211,16 @@ def test_other_shapes_write_16_bytes_at_a_time_too(shape: Shape, source: str | N
     assert_small(kernel, tmp_path)
 
 
+@NEOX
+@pytest.mark.parametrize(
+    ("source", "pool"), [("bf16", tl.bfloat16), ("i8", tl.bfloat16), ("fp32", tl.bfloat16), ("fp32", tl.float32)]
+)
+def test_the_largest_tile_fits_whatever_is_stored(source: str, pool: Any, is_neox: bool, tmp_path: Path) -> None:
+    kernel = splice_for(CUDA[90], Shape(pool=pool, is_neox=is_neox, tile=Tile(2, 8)), source=source)
+    assert set(accesses(kernel, "st")) == {"v4.b32"}
+    assert_small(kernel, tmp_path)
+
+
 def test_keys_are_turned_in_fp32_and_rounded_to_nearest() -> None:
     for pool, rounding in ((tl.bfloat16, "cvt.rn.bf16"), (tl.float16, "cvt.rn.f16")):
         ptx = splice_for(CUDA[90], Shape(pool=pool)).asm["ptx"]

@@ -12,6 +12,7 @@ HERE = Path(__file__).parent
 MODULES = sorted(path.name for path in (HERE / "interpreted").glob("test_*.py"))
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("module", MODULES)
 def test_interpreted(module: str) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", HERE / "interpreted" / module]

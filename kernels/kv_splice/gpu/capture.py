@@ -15,7 +15,7 @@ from kv_splice.gpu.pools import ALIGNMENT, angle_alignment, check_alignment, tab
 from kv_splice.gpu.quantise_kernel import quantise_kernel
 from kv_splice.gpu.tiles import Tile, blocks_of
 from kv_splice.quantise import LARGEST_QUANTISED, KVScales
-from kv_splice.validate import check_angles, check_indices, check_offsets, check_pools
+from kv_splice.validate import Range, check_angles, check_offsets, check_pools, check_ranges
 
 __all__ = [
     "QUANTISE_TOKENS",
@@ -298,5 +298,8 @@ def _check(
     check_device(k_pools)
     check_pools(k_pools, v_pools)
     first = k_pools[0]
-    check_indices("slots", slots, limit=first.shape[0], device=first.device)
     check_angles(cos_sin, positions, num_tokens=slots.numel(), head_dim=first.shape[2], device=first.device)
+    ranges = [Range("slots", slots, first.shape[0])]
+    if positions is not None:
+        ranges.append(Range("positions", positions, cos_sin.shape[0]))
+    check_ranges(ranges, device=first.device)

@@ -48,7 +48,7 @@ def splice(
 ) -> None:
     """As `kv_splice.splice`, and with the model's own table of angles, and facts by their offsets.
 
-    Checking indices waits for the device once a tensor of them; `launch_splice` is the same without.
+    Checking indices waits for the device once, and with facts some times more; `launch_splice` is the same without.
 
     Parameters
     ----------
