@@ -139,6 +139,7 @@ def accesses(kernel: Any, verb: str) -> Counter[str]:
 def assert_small(kernel: Any, folder: Path) -> None:
     """Registers for two thirds of a full house at least, nothing in local memory."""
     took = usage(kernel, folder)
+    print(took, f"shared={kernel.metadata.shared}", *(dict(accesses(kernel, verb)) for verb in ("ld", "st")))  # -rP
     assert took.registers < MOST_REGISTERS, took
     assert (took.stack, took.local) == (0, 0), took
     assert not re.search(r"\b(ld|st)\.local|\.local ", kernel.asm["ptx"])
