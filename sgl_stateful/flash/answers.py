@@ -52,6 +52,10 @@ class AnswerKey:
     ask: Ask
     facts: FactVersions = ()
 
+    def has_fact(self, fact_id: str | None) -> bool:
+        """Whether a fact stood in the prompt, in whatever version; None: no."""
+        return any(fact_id == name for name, _ in self.facts)
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:

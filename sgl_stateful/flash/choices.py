@@ -9,6 +9,7 @@ from typing import NamedTuple
 from sgl_stateful.errors import BadFlashRequest, FlashChoicesAlike
 
 MOST_CHOICES = 64
+MOST_GAP = 1000.0  # nats: of a token that a grammar or a bias rules out
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class Decision(NamedTuple):
     choice
         The most probable one.
     gap
-        Difference of the log probabilities of the best two, nats; not negative.
+        Difference of the log probabilities of the best two, nats; not negative, and at most ``MOST_GAP``.
     """
 
     choice: Choice
@@ -70,8 +71,8 @@ def decide(choices: Sequence[Choice], logprobs: Mapping[int, float]) -> Decision
         Log probability of the first token of every choice, nats.
     """
     ranked = sorted(choices, key=lambda choice: -logprobs[choice.token_ids[0]])
-    best, second = (logprobs[choice.token_ids[0]] for choice in ranked[:2])
-    return Decision(ranked[0], best - second)
+    best, second = (max(logprobs[choice.token_ids[0]], -MOST_GAP) for choice in ranked[:2])
+    return Decision(ranked[0], min(best - second, MOST_GAP))
 
 
 def agrees(choice: Choice, text: str) -> bool:

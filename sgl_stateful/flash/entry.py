@@ -64,13 +64,21 @@ class Entry:
     question: Question
     template_version: int
     created_at: float
-    audit: Audit
+    audit: Audit = field(init=False)
     gate: Gate | None = None
     stored: Stored | None = None
     retired: str | None = None
     error: str | None = None
     hits: int = 0
     worth: Worth = field(default_factory=Worth)
+
+    def __post_init__(self) -> None:
+        self.learn_anew()
+
+    def learn_anew(self) -> None:
+        """Forget what audits and the gate have seen: it was of another question, or of another model."""
+        self.audit = Audit(self.question.audit_target)
+        self.gate = None if self.question.target is None else Gate(self.question.target)
 
     @property
     def name(self) -> str:

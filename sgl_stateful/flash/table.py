@@ -19,10 +19,8 @@ import random
 from collections.abc import Callable, Iterable
 
 from .answers import Answer, AnswerKey, FactVersions, Present, Stored
-from .audit import Audit
 from .entry import Entry
 from .events import EventLogs
-from .gate import Gate
 from .outcomes import Hit, Miss, Run
 from .question import Ask, Question
 from .queue import EvaluationQueue
@@ -88,10 +86,10 @@ class FlashTable:
         FlashExists, FlashLimitReached
         """
         self.registrations.check(session_id, owner, question)
-        entry = Entry(session_id, owner, question, 0, self.clock(), Audit(question.audit_target))
+        entry = Entry(session_id, owner, question, 0, self.clock())
         self.registrations.add(entry)
         self._versions[session_id] = data_version
-        self._renew(entry, question)
+        self._renew(entry)
         return entry
 
     def update(self, entry: Entry, question: Question) -> None:
@@ -105,14 +103,13 @@ class FlashTable:
         self.registrations.check_new(entry.session_id, question)
         self._void([entry], "updated")
         self.registrations.replace(entry, question)
-        self._renew(entry, question)
+        self._renew(entry)
 
-    def _renew(self, entry: Entry, question: Question) -> None:
+    def _renew(self, entry: Entry) -> None:
         self._template_versions += 1
         entry.template_version = self._template_versions
-        entry.audit = Audit(question.audit_target)
-        entry.gate = None if question.target is None else Gate(question.target)
         entry.retired = entry.error = None
+        entry.learn_anew()
         self._want(entry)
 
     def remove(self, entry: Entry) -> None:
@@ -154,9 +151,9 @@ class FlashTable:
         its answer holds.
         """
         entries = [entry for entry in self.registrations.of_owner(owner) if entry.question.depends_on(fact_id)]
-        self._void([entry for entry in entries if entry.stored and _has(entry.stored.key, fact_id)], "fact changed")
+        self._void([entry for entry in entries if entry.stored and entry.stored.key.has_fact(fact_id)], "fact changed")
         for run in self._runs:
-            if run.entry.owner == owner and _has(run.key, fact_id):
+            if run.entry.owner == owner and run.key.has_fact(fact_id):
                 run.is_void = True
         for entry in entries:
             self._want(entry)
@@ -174,14 +171,13 @@ class FlashTable:
         self._void_all("flushed")
 
     def weights_changed(self) -> None:
-        """The model has other weights."""
+        """The model has other weights: what gates and audits have seen was of the former."""
+        for entry in self.registrations.everyone():
+            entry.learn_anew()
         self._void_all("weights changed")
 
     def _void_all(self, why: str) -> None:
         entries = self.registrations.everyone()
-        for entry in entries:
-            if entry.gate is not None:
-                entry.gate = Gate(entry.gate.target)  # what was observed was of the former
         self._void(entries, why)
         self._audits.clear()
         for entry in entries:
@@ -394,7 +390,3 @@ class FlashTable:
     def _end(self, run: Run) -> Entry:
         self._runs.discard(run)
         return run.entry
-
-
-def _has(key: AnswerKey, fact_id: str | None) -> bool:
-    return fact_id is not None and any(fact_id == name for name, _ in key.facts)

@@ -8,6 +8,7 @@ it has prefilled stays in the cache, so what is lost is what was decoded.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -19,6 +20,8 @@ from .pacing import Pacer
 from .port import FlashEngine
 from .prompts import FlashPrompts
 from .table import FlashTable
+
+logger = logging.getLogger(__name__)
 
 
 class FlashWorker:
@@ -89,7 +92,11 @@ class FlashWorker:
             if self._pauses or self._prompts.is_paused:
                 wait_s = None
             if wait_s == 0 and (works := self._next()):
-                await self._do(works)
+                try:
+                    await self._do(works)
+                except Exception:
+                    # The serving boundary: without this task nothing would be evaluated any more.
+                    logger.exception("evaluating registered questions failed, and goes on with the next")
                 continue
             next_at = self._table.next_at()
             is_due = wait_s is not None and next_at is not None and next_at < inf

@@ -1,5 +1,6 @@
 """Templates, sampling parameters, choices, and what of a registration is refused."""
 
+from math import inf
 from typing import Any
 
 import pytest
@@ -103,6 +104,12 @@ def test_choices_are_told_apart_by_their_first_token() -> None:
     decision = decide(made, {117: -0.2, 100: -1.7, 5: -0.1})
     assert decision.choice.text == "up"
     assert decision.gap == pytest.approx(1.5)
+
+
+def test_a_choice_that_is_ruled_out_leaves_a_finite_gap() -> None:
+    made = choices_of(["up", "down"], encode)
+    assert decide(made, {117: -0.2, 100: -inf}) == (made[0], pytest.approx(999.8))
+    assert decide(made, {117: -inf, 100: -inf}).gap == 0.0
 
 
 @pytest.mark.parametrize(

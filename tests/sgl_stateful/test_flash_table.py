@@ -8,12 +8,14 @@ from session_values import Clock
 
 from sgl_stateful.errors import FlashExists, FlashLimitReached, FlashNotFound, FlashReaderTooSlow
 from sgl_stateful.flash.answers import Answer, FactVersions, Present
+from sgl_stateful.flash.choices import choices_of
 from sgl_stateful.flash.entry import Entry
 from sgl_stateful.flash.outcomes import Hit, Miss
 from sgl_stateful.flash.table import FlashTable
 from sgl_stateful.params import MemoryParams
 
 V1, V2, V3 = (Present(version, 0, "w") for version in (1, 2, 3))
+CHOICES = choices_of(["up", "down"], lambda text: [*text.encode()])
 SEARCH, NAMED = MemoryParams(owner="ana"), MemoryParams(owner="ana", facts=("f1",))
 
 
@@ -157,6 +159,17 @@ def test_a_flush_and_new_weights_make_all_void(table: FlashTable) -> None:
         assert len(table.queue) == 2
         for entry in entries:
             table.remove(entry)
+
+
+def test_new_weights_are_learnt_anew_and_a_flush_is_not(table: FlashTable) -> None:
+    entry = register(table, choices=CHOICES, target=0.9)
+    table.observed(entry, 1.0, agreed=True)
+    entry.audit.saw(agreed=True)
+    table.flushed()
+    assert entry.gate is not None
+    assert (len(entry.gate), entry.audit.audited) == (1, 1)
+    table.weights_changed()
+    assert (len(entry.gate), entry.audit.audited) == (0, 0)
 
 
 def test_what_runs_during_a_flush_or_an_update_of_weights_is_not_kept(table: FlashTable) -> None:
