@@ -15,7 +15,7 @@ from sgl_stateful.repair import parse_repair
 from sgl_stateful.settings import StatefulSettings
 
 from .cached import read_result, result_path, write_result
-from .choice import Choice, Target, choose
+from .choice import Choice, Target, Verdict, choose
 from .conversations import built_in
 from .measure import Subject, measure
 from .shown import table_json, table_text
@@ -175,13 +175,11 @@ class FaithfulnessGate:
         )
 
     def _said(self) -> str:
-        match self.state:
-            case State.REFUSED:
-                return "missed, facts are served as text"
-            case State.REPAIRED:
-                return f"met with the repair {self.repair}, which is served by default"
-            case _:
-                return "met"
+        if self._choice is None or self._choice.repair is None:
+            return "missed, facts are served as text"
+        said = "met" if self._choice.verdict is Verdict.WITHIN else "undecided by so few questions"
+        is_ours = self.state is State.REPAIRED
+        return f"{said} with the repair {self.repair}, which is served by default" if is_ours else said
 
     def as_dict(self) -> dict[str, Any]:
         """As the status shows it."""

@@ -123,6 +123,38 @@ async def test_a_repair_that_is_needed_is_served_by_default(make_service: Make, 
         assert (await service.status())["repair"] == "first:4"
 
 
+@pytest.mark.parametrize(
+    ("kl", "said"),
+    [
+        ({"none": NEAR}, "target floor: met;"),
+        ({"first4": NEAR}, "target floor: met with the repair first:4, which is served by default;"),
+        ({}, "target floor: missed, facts are served as text;"),
+    ],
+    ids=["passed", "repaired", "refused"],
+)
+async def test_the_log_says_once_what_came_of_it(
+    make_service: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture, kl: dict[str, float], said: str
+) -> None:
+    caplog.set_level(logging.INFO, "sgl_stateful.faithfulness.gate")
+    async with serving(make_service, tmp_path, table(**kl)) as service:
+        await decided(service)
+        [line] = [record.message for record in caplog.records if record.name == "sgl_stateful.faithfulness.gate"]
+        assert said in line
+        assert line.count("\n") == 3 + len(REPAIRS)
+
+
+async def test_what_the_questions_do_not_decide_is_served_and_called_so(
+    make_service: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "sgl_stateful.faithfulness.gate")
+    unsure = (0.1, 0.1, 0.6)  # 0.27 on the mean, where the floor is 0.2
+    rows = [row if row.served != "none" else Row(5, "none", unsure) for row in table().rows]
+    async with serving(make_service, tmp_path, Table("anchor:2", tuple(rows), "")) as service:
+        gate = await decided(service)
+        assert (gate.state, gate.as_dict()["verdict"]) == (State.PASSED, "undecided")
+        assert "target floor: undecided by so few questions;" in caplog.text
+
+
 async def test_a_model_that_misses_the_target_is_served_text_and_says_so(
     make_service: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
