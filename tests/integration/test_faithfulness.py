@@ -15,7 +15,7 @@ from sgl_stateful.faithfulness.table import FLOOR, WITHOUT, Table
 from sgl_stateful.idle import IdleTime
 from sgl_stateful.repair import parse_repair
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
 _K, _QUESTIONS = 20, 6
 
