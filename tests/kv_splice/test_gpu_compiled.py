@@ -56,14 +56,12 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 def compiled(kernel: Any, target: GPUTarget, types: dict[str, str], constants: dict[str, Any], num_warps: int) -> Any:
-    """As a launch compiles it: nothing specialised but that keys and values begin at multiples of 16 bytes."""
+    """As a launch compiles it, which specialises on no argument."""
     signature = {
         name: "constexpr" if name in constants else types.get(name, "*i64" if name in POINTERS else "i64")
         for name in kernel.arg_names
     }
-    aligned = [name for name in ("k_source", "v_source", "k_out", "v_out") if name in types]
-    attrs = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in aligned}
-    source = ASTSource(kernel, signature, constants, attrs)
+    source = ASTSource(kernel, signature, constants)
     return triton.compile(source, target=target, options={"num_warps": num_warps})
 
 

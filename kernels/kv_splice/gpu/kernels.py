@@ -5,7 +5,7 @@ heads `[j BLOCK_H, (j + 1) BLOCK_H)` and layer l. Addresses are 64 bits everywhe
 million tokens of eight heads of 128.
 
 What the launcher has checked and the compiler cannot know is said to it by `multiple_of`: every token starts at a
-multiple of 16 bytes. Nothing is specialised on numbers, so a shape is compiled once, not once for each kind of stride.
+multiple of 16 bytes. Nothing is specialised on arguments, so a shape is compiled once, not once a kind of stride.
 """
 
 # mypy: ignore-errors
@@ -48,7 +48,7 @@ _OF_FACTS = (
 )
 
 
-@triton.jit(do_not_specialize=_RUNTIME + _OF_FACTS)
+@triton.jit(do_not_specialize=("k_source", "v_source", *_RUNTIME, *_OF_FACTS))
 def splice_kernel(
     k_source,
     v_source,
@@ -143,7 +143,7 @@ def splice_kernel(
     )
 
 
-@triton.jit(do_not_specialize=_RUNTIME)
+@triton.jit(do_not_specialize=("k_out", "v_out", *_RUNTIME))
 def capture_kernel(
     k_out,
     v_out,
