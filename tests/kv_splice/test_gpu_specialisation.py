@@ -12,8 +12,8 @@ from triton.runtime.driver import driver
 
 from kv_splice import ArenaScales
 from kv_splice.facts import Facts, FactScales
-from kv_splice.gpu import Tile, capture, launch, launch_capture, launch_quantise, launch_splice
-from kv_splice.gpu.tiles import DEFAULT_TILE
+from kv_splice.gpu import Tile, capture, launch, launch_capture, launch_quantise, launch_splice, warm, warm_up
+from kv_splice.gpu.tiles import DEFAULT_TILE, Choices
 
 LAYERS, HEADS, DIM = 2, 8, 128
 TARGETS = [GPUTarget("cuda", 90, 32), GPUTarget("hip", "gfx942", 64)]
@@ -72,7 +72,7 @@ def run_splice(
     is_int8: bool = False,
     num_facts: int = 0,
     skip: int = 0,
-    tile: Tile = DEFAULT_TILE,
+    tile: Tile | None = DEFAULT_TILE,
 ) -> None:
     """With lengths, strides and starts of indices that have nothing in common."""
     capacity = num_tokens + 1 + skip
@@ -162,3 +162,28 @@ def test_one_kernel_for_every_capture_in_int8(made: list[Any]) -> None:
         launch_quantise(pools(num_tokens, 8), pools(num_tokens), indices, table, indices, offsets, is_neox=True)
     assert len(made) == 3
     assert len(of(made)) == 1
+
+
+@pytest.mark.parametrize("made", TARGETS[:1], indirect=True, ids=["90"])
+@pytest.mark.parametrize("source", [torch.bfloat16, torch.int8], ids=["native", "int8"])
+def test_after_warming_up_no_request_compiles(
+    made: list[Any], source: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choices = Choices()
+    for module in (launch, capture, warm):
+        monkeypatch.setattr(module, "CHOICES", choices)
+    monkeypatch.setattr(warm, "check_device", lambda _pools: None)
+    table, is_int8 = torch.zeros(100, DIM), source == torch.int8
+    warm_up(pools(9), pools(9), source, table, is_neox=True, sizes=(2, 64), repeats=1)
+    warmed = of(made)
+    made.clear()
+    for num_tokens in (1, 30, 1000):
+        run_splice(num_tokens, padding=8, is_int8=is_int8, tile=None)
+        indices = torch.arange(num_tokens) % 9
+        arguments = (pools(9), pools(9), indices, table)
+        if is_int8:
+            launch_quantise(*arguments, indices, torch.tensor([0, num_tokens]), is_neox=True)
+        else:
+            launch_capture(*arguments, positions=indices, is_neox=True)
+    assert len(made) == 6
+    assert of(made) <= warmed
