@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 REPAIRS = ("none", "first:4", "last:32", "first:4+last:32", "first:8+last:64")
 """What is measured beside the repair that the settings name."""
 
-QUESTIONS_AT = MappingProxyType({5: 12, 20: 12, 50: 6})
+QUESTIONS_AT = MappingProxyType({5: 12, 20: 12, 50: 12})
 """Questions of the set by the number of facts they are served with."""
 
 _RETRY_AFTER_S = 60.0  # twice as long each time
