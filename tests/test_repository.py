@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = {
     ".ci/run": "bash",
     "scripts/bench_encode": "bash",
+    "scripts/bench_fidelity": "bash",
     "scripts/bench_memstore": "bash",
     "scripts/bench_sessions": "bash",
     "scripts/bench_splice": "python",
