@@ -380,9 +380,6 @@ class FlashTable:
                 self.events.tell(entry.session_id, "invalid", name=entry.name, reason=why)
 
     def _forget(self, entry: Entry) -> None:
-        for run in self._runs:
-            if run.entry is entry:
-                run.is_void = True
         entry.stored = None
         self.queue.drop(entry)
         self.registrations.remove(entry)

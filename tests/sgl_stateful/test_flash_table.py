@@ -253,6 +253,7 @@ def test_an_update_forgets_what_was_known_and_puts_back_into_service(table: Flas
     run = table.begin(taken, V1)
     assert run is not None
     table.update(entry, question("q", "another"))
+    assert entry.template_version != run.key.template_version
     assert table.evaluated(run, answered()) is None
     assert table.find("s", question(word="q").ask(is_first=False), present=V1) is None
     evaluate(table)
@@ -416,6 +417,23 @@ def test_a_question_that_contradicts_itself_is_taken_out_of_service(clock: Clock
     assert table.take() == []
     [last] = [event for event in table.events.of("s").after(0) if event.kind == "retired"]
     assert last.data == {"name": "q", "message": entry.retired}
+
+
+def test_what_runs_when_a_question_is_taken_out_of_service_is_not_kept(clock: Clock) -> None:
+    table = make(clock, chance=lambda: 0.0, aging_s=5.0)
+    entry = register(table, audit_target=0.95)
+    evaluate(table)
+    found(table, entry)
+    audit = table.take_audit()
+    assert audit is not None
+    table.changed("s", 2)
+    [taken] = table.take()
+    run = table.begin(taken, V2)
+    assert run is not None
+    table.audited(audit, agreed=False)  # none of one: [0, 0.79]
+    assert entry.retired is not None
+    assert table.evaluated(run, answered()) is None
+    assert entry.stored is None
 
 
 def test_the_share_of_hits_that_is_audited(clock: Clock) -> None:
