@@ -49,8 +49,8 @@ def serve(
         Target | None,
         typer.Option(
             help="How near to full prefill spliced answers must be, as measured after start-up, or facts are served as "
-            "text: no further than the same facts in another order ('floor', the default), half as far ('strict'), "
-            "less than half as far as without facts ('fast'); 'off' measures nothing.",
+            "text: less than half as far as without facts ('fast', the default), no further than the same facts in "
+            "another order ('floor'), half as far ('strict'); 'off' measures nothing.",
         ),
     ] = None,
     embedder: Annotated[str | None, typer.Option(help="Sentence-transformers path or hub id.")] = None,

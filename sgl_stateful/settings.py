@@ -60,9 +60,9 @@ class StatefulSettings(BaseSettings):
         "'none', 'first:M', 'share:P%', 'last:N', 'last:P%', or several with a plus between.",
     )
     faithfulness: Target = Field(
-        Target.FLOOR,
-        description="How near to full prefill spliced answers must be, as measured after start-up: 'floor', 'strict', "
-        "'fast', or 'off' to measure nothing.",
+        Target.FAST,
+        description="How near to full prefill spliced answers must be, as measured after start-up: 'fast', 'floor', "
+        "'strict', or 'off' to measure nothing.",
     )
     header: str = Field(
         "Here is what was said in earlier conversations:\n",

@@ -163,7 +163,7 @@ def test_a_storage_that_is_not_known_is_refused(launched: list[list[str]]) -> No
 
 @pytest.mark.parametrize("target", ["off", "floor", "strict", "fast"])
 def test_the_target_of_faithfulness_reaches_the_settings(launched: list[list[str]], target: str) -> None:
-    assert cli.StatefulSettings().faithfulness == "floor"
+    assert cli.StatefulSettings().faithfulness == "fast"
     result = CliRunner().invoke(cli.app, ["serve", "--model", "m", "--faithfulness", target])
     assert result.exit_code == 0, result.output
     assert cli.StatefulSettings().faithfulness == target
