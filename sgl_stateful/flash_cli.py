@@ -20,6 +20,7 @@ from sgl_stateful.session_cli import (
     OwnerOption,
     SessionGroup,
     UrlOption,
+    owner_for,
     tell,
 )
 from sgl_stateful.session_table import flat, pairs
@@ -85,8 +86,8 @@ def list_questions(
     """List the questions of all sessions, those with most hits first, or of one."""
     with closing(FlashServer(url, api_key)) as server:
         if session_id is not None:
-            name = server.owner_of(_checked(session_id)) if owner is None else owner
-            rows, has_more = server.questions(session_id, name), False
+            of = owner_for(server, session_id, owner)
+            rows, has_more = server.questions(session_id, of), False
         else:
             stats = server.flash_stats(rows=MOST_ROWS)
             rows, has_more = _rows(stats, owner), number(stats, "registered") > MOST_ROWS
@@ -106,7 +107,7 @@ def show(
 ) -> None:
     """Show one question with its answer, its gate and its audits."""
     with closing(FlashServer(url, api_key)) as server:
-        of = server.owner_of(_checked(session_id)) if owner is None else owner
+        of = owner_for(server, session_id, owner)
         question = server.question(session_id, name, of)
     out = Output(as_json=as_json)
     if as_json:
@@ -147,12 +148,6 @@ def top(
                 _print_stats(out, *look())
         except KeyboardInterrupt:
             return  # the way to end it
-
-
-def _checked(session_id: str) -> str:
-    if not session_id.strip("."):  # they would name another route
-        raise typer.BadParameter(f"{session_id!r} is no session's id")
-    return session_id
 
 
 def _rows(stats: Document, owner: str | None) -> list[Document]:

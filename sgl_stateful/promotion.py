@@ -103,8 +103,9 @@ class PromotionTable:
         """A request for the block has been served, in the way that its report says."""
         if block.salt is None or tier not in ("spliced", "repaired", "exact") or not self._may_fit(block):
             return
-        known = self._known.setdefault(block.key, _Known(block))
-        self._known.move_to_end(block.key)
+        key = block.key
+        known = self._known.setdefault(key, _Known(block))
+        self._known.move_to_end(key)
         known.uses += 1
         if known.is_promoted and tier == "exact":
             self._count(Event.HIT)
@@ -144,10 +145,6 @@ class PromotionTable:
         """Drop everything of an owner."""
         for key in [key for key, known in self._known.items() if known.block.owner == owner]:
             del self._known[key]
-
-    def clear(self) -> None:
-        """Drop everything: the radix cache is empty, or its KV is of other weights."""
-        self._known.clear()
 
     def _count(self, event: Event) -> None:
         self.counts[event] += 1

@@ -207,7 +207,8 @@ class MemoryService:
             threads=self._threads.background,
         )
         self._run("encoder", self.encoder.run())
-        self.promoter = Promoter(self._engine, budget_tokens=self._promotion_budget(), on_event=self.metrics.promotion)
+        budget = self.settings.promotion_budget(int(self.description["pool_tokens"]))
+        self.promoter = Promoter(self._engine, budget_tokens=budget, on_event=self.metrics.promotion)
         self._run("promoter", self.promoter.run())
 
     def _new_gate(self, codec: FactCodec, planner: PromptPlanner) -> FaithfulnessGate:
@@ -231,10 +232,6 @@ class MemoryService:
         if (former := self._tasks.get(name)) is not None:
             former.cancel()
         self._tasks[name] = asyncio.get_running_loop().create_task(work, name=f"sgl-stateful {name}")
-
-    def _promotion_budget(self) -> int:
-        asked = self.settings.promote_tokens
-        return int(self.description["pool_tokens"]) // 8 if asked is None else asked
 
     def _job_budget(self) -> int:
         return min(self._context_len - 8, int(self.description["pool_tokens"]) // 2)
@@ -389,11 +386,7 @@ class MemoryService:
             "embedder": self.store.embedder.fingerprint,
             "policies": list(self._ladders),
             "repair": self.gate.repair,
-            "encoder": {
-                "pending": self.encoder.pending(),
-                "error": self.encoder.error,
-                "policies": {name: counts.as_dict() for name, counts in self.encoder.counts.items()},
-            },
+            "encoder": self.encoder.as_dict(),
             "faithfulness": self.gate.as_dict(),
             "promotion": self.promoter.as_dict(),
             "requests": self.metrics.totals(),

@@ -209,10 +209,15 @@ _Call: TypeAlias = Callable[[SessionServer, str], Document]
 
 
 def _with_one(session_id: str, owner: str | None, url: str, api_key: str | None, call: _Call) -> Document:
-    if not session_id.strip("."):  # they would name another route
-        raise typer.BadParameter(f"{session_id!r} is no session's id")
     with closing(SessionServer(url, api_key)) as server:
-        return call(server, server.owner_of(session_id) if owner is None else owner)
+        return call(server, owner_for(server, session_id, owner))
+
+
+def owner_for(server: SessionServer, session_id: str, owner: str | None) -> str:
+    """The owner that was named, or whose session it is; refuses what would name another route than the session's."""
+    if not session_id.strip("."):
+        raise typer.BadParameter(f"{session_id!r} is no session's id")
+    return server.owner_of(session_id) if owner is None else owner
 
 
 def _say_pin(out: Output, session: Document) -> None:

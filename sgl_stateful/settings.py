@@ -164,6 +164,10 @@ class StatefulSettings(BaseSettings):
         names = [self.policy, *(name.strip() for name in self.also_encode.split(",") if name.strip())]
         return [parse_ladder(name) for name in dict.fromkeys(names)]
 
+    def promotion_budget(self, pool_tokens: int) -> int:
+        """Most tokens of promoted blocks, with a KV pool of ``pool_tokens``."""
+        return pool_tokens // 8 if self.promote_tokens is None else self.promote_tokens
+
     def owner_classes(self) -> list[str]:
         """Prefixes of owners that metrics tell apart."""
         return [prefix.strip() for prefix in self.session_owner_classes.split(",") if prefix.strip()]

@@ -11,7 +11,7 @@ from locomo.errors import LocomoError
 from locomo.fidelity import kl_divergence
 
 QUESTIONS = 8
-# At 10 facts the default policy is at 0.9 of the floor, at 50 at 1.4; KV encoded behind the bare header alone is at 17.
+# At 10 facts ladder:0+4 is at 0.9 of the floor, at 50 at 1.4; KV encoded behind the bare header alone is at 17.
 # Means over 8 questions scatter by some tens of per cent: 2 passes what is right, and not what lost its context. KL
 # hardly sees a wrong rotation: the server's self-test does.
 MOST_OVER_SHUFFLED = 2.0

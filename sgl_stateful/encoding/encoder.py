@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from memstore import BlobStoreError, FactId, KVBlobs, MemStore, MemStoreError
 from sgl_stateful.engine_port import EnginePort
@@ -158,6 +158,14 @@ class Encoder:
     def pending(self) -> int:
         """Encodings known to be missing now; owners not yet looked at count one each."""
         return sum(work.pending for work in self._owners.values())
+
+    def as_dict(self) -> dict[str, Any]:
+        """As the status shows it."""
+        return {
+            "pending": self.pending(),
+            "error": self.error,
+            "policies": {name: counts.as_dict() for name, counts in self.counts.items()},
+        }
 
     async def run(self) -> None:
         """Encode what is missing, until the server shuts down; cancel to stop."""

@@ -1,6 +1,5 @@
 """A system whose next-token distributions are known."""
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import log
@@ -24,11 +23,12 @@ class Distributions:
     asked: list[Any] = field(default_factory=list)
     spliced: dict[int, float] = field(default_factory=lambda: QUARTER)
     owner: str = "ana"
+    takes: Callable[[float], None] = lambda seconds: None
 
     def open(self, conversation: object, units: Sequence[object], on_progress: Callable[[int, int], None]) -> None:
-        time.sleep(0.02)
+        self.takes(0.02)
         on_progress(0, len(units))
-        time.sleep(0.2)
+        self.takes(0.2)
         on_progress(len(units), len(units))
 
     def retrieve(self, question: str, k: int) -> list[str]:

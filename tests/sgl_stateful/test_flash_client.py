@@ -188,5 +188,7 @@ async def test_what_goes_wrong_is_one_line_and_a_code(setup: Setup) -> None:
         unknown = await run(url, "show", session.header.id, "none", "--owner", ANA)
         assert (unknown.exit_code, unknown.stderr.count("\n")) == (1, 1)
         assert "FlashNotFound" in unknown.stderr
-        assert (await run(url, "show", "..", "q")).exit_code == 2
+        for owner in ([], ["--owner", ANA]):  # it would name another route than a session's
+            assert (await run(url, "show", "..", "q", *owner)).exit_code == 2
+            assert (await run(url, "list", "..", *owner)).exit_code == 2
     assert (await run("http://127.0.0.1:1", "list")).exit_code == 3

@@ -107,6 +107,18 @@ async def test_a_callers_own_parameters_and_salt_are_kept(manager: Any) -> None:
     assert sent.cache_salt == f"{salt}/mine"
 
 
+async def test_a_prompt_that_may_recur_knows_under_which_salt_it_is_cached(manager: Any) -> None:
+    several = request(text=["red kayak?", "kayak"], memory={"query": "kayak"}, cache_salt=["mine", "yours"])
+    apart = request(text="red kayak?", memory={}, extra_key="tenant")  # SGLang keeps it apart by that as well
+    without = request(text="red kayak?", memory={"mode": "text"})
+    for sent in (several, apart, without):
+        await prepare_request(manager, sent)
+    salt = getattr(manager, SERVICE).salt("ana")
+    blocks = [report.block for sent in (several, apart, without) for report in getattr(sent, REPORTS)]
+    assert [block and block.salt for block in blocks] == [f"{salt}/mine", f"{salt}/yours", None, None]
+    assert [bytes(block.token_ids[1:].tolist()) if block else b"" for block in blocks] == [NOTES, NOTES, NOTES, b""]
+
+
 async def test_a_directive_of_a_callers_is_refused_with_or_without_memory(manager: Any) -> None:
     for memory in (None, {}):
         with pytest.raises(ForgedDirective):
