@@ -34,6 +34,7 @@ BACKEND = "stateful"
 _MANAGER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
 _CHAT = "sglang.srt.entrypoints.openai.serving_chat.OpenAIServingChat"
 _WORKER = "sglang.srt.managers.tp_worker.TpModelWorker"
+_RUNNER = "sglang.srt.model_executor.model_runner.ModelRunner"
 _ADDER = "sglang.srt.managers.schedule_policy.PrefillAdder"
 _STREAMER = "sglang.srt.managers.scheduler_components.output_streamer.SchedulerOutputStreamer"
 _HTTP_SERVER = "sglang.srt.entrypoints.http_server"
@@ -52,6 +53,7 @@ def register_hooks() -> None:
     register_control_types()
     HookRegistry.register("sglang.srt.managers.scheduler.Scheduler", StatefulScheduler, HookType.REPLACE)
     HookRegistry.register(f"{_WORKER}.forward_batch_generation", holes.around_forward, HookType.AROUND)
+    HookRegistry.register(f"{_RUNNER}.forward", holes.around_model_forward, HookType.AROUND)
     HookRegistry.register(f"{_ADDER}._replay_len", holes.around_replay_len, HookType.AROUND)
     HookRegistry.register(f"{_STREAMER}.is_request_level_customized_info_key", around_is_request_level, HookType.AROUND)
     HookRegistry.register(f"{_MANAGER}.__init__", after_manager_init, HookType.AFTER)
