@@ -77,7 +77,9 @@ class PromptPlanner:
         others: dict[FactId, Encoding] = {}
         if params.mode == "splice" and hits:
             encodings, others = self._encodings(params.owner, ladder, ordered, report)
-            report.not_encoded = sum(f.fact.id not in encodings for f in ordered)
+            report.not_encoded = sum(
+                f.fact.id not in encodings for rank, f in enumerate(ordered) if not ladder.is_live(rank)
+            )
             if report.not_encoded:
                 report.reason = f"not_encoded:{report.not_encoded}"
         report.facts = [
