@@ -35,7 +35,7 @@ def serve(
     ] = None,
     kv_dir: Annotated[Path | None, typer.Option(help="Directory of the facts' KV, on this machine.")] = None,
     policy: Annotated[
-        str | None, typer.Option(help="How facts are encoded: 'anchor:N', 'window:W' or 'ladder:N+N'.")
+        str | None, typer.Option(help="How facts are encoded: 'anchor:N', 'window:W', 'ladder:N+N' or 'ladder:live+N'.")
     ] = None,
     also_encode: Annotated[str | None, typer.Option(help="More policies to choose from, comma-separated.")] = None,
     repair: Annotated[

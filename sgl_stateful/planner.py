@@ -82,6 +82,8 @@ class PromptPlanner:
             )
             if report.not_encoded:
                 report.reason = f"not_encoded:{report.not_encoded}"
+            elif all(ladder.is_live(rank) for rank in range(len(ordered))):
+                report.reason = "first_fact_computed"
         report.facts = [
             {"id": f.fact.id, "score": scores[f.fact.id], "encoded": f.fact.id in encodings} for f in ordered
         ]

@@ -53,12 +53,12 @@ class RequestPlanner:
             known = ", ".join(self._ladders)
             raise BadMemoryRequest(f"custom_params.memory.policy: {name!r} is not served here; choose from {known}")
         found = retrieved or self._retriever.find_here(params, query)
-        repair = parse_repair(params.repair or self._gate.repair)
+        repair = parse_repair(params.repair or self._gate.repair(len(found.hits)))
         report = Report(params.mode, params.owner, name, [], repair.name, retrieve_ms=found.ms)
         if found.failure is not None:
             report.degraded, report.reason = True, f"retrieval_failed: {found.failure}"
-        elif params.mode == "splice" and found.hits and self._gate.refusal is not None:
-            params, report.reason = params.model_copy(update={"mode": "text"}), self._gate.refusal
+        elif params.mode == "splice" and found.hits and (refusal := self._gate.refusal(len(found.hits))) is not None:
+            params, report.reason = params.model_copy(update={"mode": "text"}), refusal
         started = time.perf_counter()
         prepared = self._planner.plan(
             params,

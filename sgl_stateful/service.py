@@ -385,7 +385,7 @@ class MemoryService:
             "fingerprint": self.codec.fingerprint,
             "embedder": self.store.embedder.fingerprint,
             "policies": list(self._ladders),
-            "repair": self.gate.repair,
+            "repair": self.settings.repair,
             "encoder": self.encoder.as_dict(),
             "faithfulness": self.gate.as_dict(),
             "promotion": self.promoter.as_dict(),

@@ -51,7 +51,8 @@ class StatefulSettings(BaseSettings):
     )
     embedder: str | None = Field(None, description="Sentence-transformers path or hub id; unset uses the shipped one.")
     policy: str = Field(
-        "ladder:0+4+32", description="How facts are encoded: 'anchor:N', 'window:W' or 'ladder:N+N+...' by rank."
+        "ladder:live+4+32",
+        description="How facts are encoded: 'anchor:N', 'window:W' or by rank 'ladder:N+N' or 'ladder:live+N'.",
     )
     also_encode: str = Field("", description="More policies, comma-separated, to choose from per request.")
     repair: str = Field(

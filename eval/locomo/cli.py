@@ -44,7 +44,7 @@ from locomo.scoring.audited import load_audit
 DEFAULT_ARMS = (
     "none",
     "text/tail@10",
-    "splice/ladder:0+4+32/tail@10",
+    "splice/ladder:live+4+32/tail@10",
     "splice/anchor:4/tail@10",
     "splice/window:0/tail@10",
     "floor/shuffled@10",

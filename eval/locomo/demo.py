@@ -29,7 +29,7 @@ from locomo.server import ServerProcess
 
 console = Console(stderr=False)
 
-DEFAULT_POLICY, BARE_HEADER = "ladder:0+4+32", "window:0"
+DEFAULT_POLICY, BARE_HEADER = "ladder:live+4+32", "window:0"
 POLICIES = (DEFAULT_POLICY, "anchor:4", "window:16", BARE_HEADER)
 _TOP = 1000  # tokens of each distribution; the rest is pooled
 _STEPS = 12

@@ -19,7 +19,7 @@ from .gate import Divergence, RedGate, diverge, require_near, spread
 from .output import say
 from .subject import Subject
 
-DEFAULT_POLICY = "ladder:0+4+32"
+DEFAULT_POLICY = "ladder:live+4+32"
 SPLICE = f"splice/{DEFAULT_POLICY}/tail"
 TEXT = "text/tail"
 

@@ -1,8 +1,8 @@
-"""What a server serves in the light of its table: the cheapest way within the operator's target, or text."""
+"""What a server serves in the light of its table: the cheapest way within the target by number of facts, or text."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import NamedTuple
@@ -57,7 +57,7 @@ class Verdict(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What is served by default.
+    """What is served by default with one number of facts.
 
     Attributes
     ----------
@@ -71,18 +71,29 @@ class Choice:
     verdict: Verdict
 
 
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """What is served by default, by number of facts: those that were measured, ascending."""
+
+    by_size: Mapping[int, Choice]
+
+    def at(self, count: int) -> Choice:
+        """Return what ``count`` facts are served with: the choice of the nearest number, by ratio, that was measured.
+
+        The smaller one where two are as near. Where nothing was measured, nothing is chosen.
+        """
+        if not self.by_size:
+            return Choice(None, Verdict.BEYOND)
+        return self.by_size[min(self.by_size, key=lambda size: (max(size, count) / max(min(size, count), 1), size))]
+
+
 def verdict_at(table: Table, k: int, served: str, target: Target) -> Verdict:
     """Judge one way of serving ``k`` facts, by the limit that it does worst at."""
     return max((_verdict(table, k, served, limit) for limit in LIMITS[target]), default=Verdict.WITHIN)
 
 
-def verdict_of(table: Table, served: str, target: Target) -> Verdict:
-    """Judge one way of serving, by the number of facts that it does worst at."""
-    return max((verdict_at(table, k, served, target) for k in table.sizes), default=Verdict.WITHIN)
-
-
-def choose(table: Table, target: Target, *, repairs: Sequence[str] | None = None) -> Choice:
-    """Choose the cheapest repair, by the share that it computes anew, that is within the target.
+def choose(table: Table, target: Target, *, repairs: Sequence[str] | None = None) -> Choices:
+    """Choose for each number of facts the cheapest repair, by the share that it computes anew, within the target.
 
     Where the means of none are, the cheapest that is not shown to miss it; where all are, none.
 
@@ -92,7 +103,12 @@ def choose(table: Table, target: Target, *, repairs: Sequence[str] | None = None
         Those to choose from; None takes all that were measured.
     """
     ways = [name for name in table.repairs if repairs is None or name in repairs]
-    verdicts = [(verdict_of(table, name, target), cost, name) for cost, name in enumerate(ways)]
+    return Choices({k: _choose_at(table, k, ways, target) for k in table.sizes})
+
+
+def _choose_at(table: Table, k: int, ways: Sequence[str], target: Target) -> Choice:
+    cheapest_first = sorted(ways, key=lambda name: table.row(k, name).recomputed)
+    verdicts = [(verdict_at(table, k, name, target), cost, name) for cost, name in enumerate(cheapest_first)]
     verdict, _, name = min(verdicts, default=(Verdict.BEYOND, 0, ""))
     return Choice(None if verdict is Verdict.BEYOND else name, verdict)
 

@@ -15,7 +15,7 @@ from sgl_stateful.repair import parse_repair
 from sgl_stateful.settings import StatefulSettings
 
 from .cached import read_result, result_path, write_result
-from .choice import Choice, Target, Verdict, choose
+from .choice import Choices, Target, Verdict, choose
 from .conversations import built_in
 from .measure import Subject, measure
 from .shown import table_json, table_text
@@ -41,9 +41,11 @@ class State(StrEnum):
     PASSED = "passed"
     """What the settings say is within the target."""
     REPAIRED = "repaired"
-    """It is not; with a repair, which is served by default, it is."""
+    """It is not with every number of facts; with a repair, which is served by default there, it is."""
+    LIMITED = "limited"
+    """With some numbers of facts nothing that was measured is: so many are served as text."""
     REFUSED = "refused"
-    """Nothing that was measured is: facts are served as text."""
+    """Nothing that was measured is, with any number of facts: they are served as text."""
 
 
 class FaithfulnessGate:
@@ -82,7 +84,7 @@ class FaithfulnessGate:
         self._repairs = list(dict.fromkeys((*repairs, repair)))
         self._idle = idle or IdleTime(subject.engine)
         self._table: Table | None = None
-        self._choice: Choice | None = None
+        self._choices: Choices | None = None
         self._error: str | None = None
 
     @classmethod
@@ -101,21 +103,23 @@ class FaithfulnessGate:
         """How far the gate is."""
         if self._target is Target.OFF:
             return State.OFF
-        if self._choice is None:
+        if self._choices is None:
             return State.MEASURING
-        if self._choice.repair is None:
+        repairs = {choice.repair for choice in self._choices.by_size.values()}
+        if not repairs - {None}:
             return State.REFUSED
-        return State.PASSED if self._choice.repair == self._configured else State.REPAIRED
+        if None in repairs:
+            return State.LIMITED
+        return State.PASSED if repairs == {self._configured} else State.REPAIRED
 
-    @property
-    def refusal(self) -> str | None:
-        """Why nothing is spliced, as a response's reason; None where facts may be spliced."""
-        return f"faithfulness:{self._target}" if self.state is State.REFUSED else None
+    def refusal(self, count: int) -> str | None:
+        """Why ``count`` facts are not spliced, as a response's reason; None where they may be."""
+        is_refused = self._choices is not None and self._choices.at(count).repair is None
+        return f"faithfulness:{self._target}" if is_refused else None
 
-    @property
-    def repair(self) -> str:
-        """What spliced facts are served with where a request names no repair."""
-        return self._choice.repair if self._choice is not None and self._choice.repair else self._configured
+    def repair(self, count: int) -> str:
+        """What ``count`` facts are spliced with where a request names no repair."""
+        return (self._choices and self._choices.at(count).repair) or self._configured
 
     def interrupt(self) -> None:
         """A caller's request has been served; to be called on the event loop."""
@@ -163,33 +167,42 @@ class FaithfulnessGate:
 
     def _adopt(self, table: Table) -> None:
         self._table, self._error = table, None
-        self._choice = choose(table, self._target, repairs=[self._configured] if self._is_repair_named else None)
-        level = logging.WARNING if self.state is State.REFUSED else logging.INFO
+        self._choices = choose(table, self._target, repairs=[self._configured] if self._is_repair_named else None)
+        level = logging.WARNING if self.state in (State.LIMITED, State.REFUSED) else logging.INFO
         logger.log(
             level,
             "faithfulness of %s, target %s: %s; KL to full prefill at the next token, nats:\n%s",
             table.policy,
             self._target,
-            self._said(),
+            self._said(self._choices),
             table_text(table, self._target),
         )
 
-    def _said(self) -> str:
-        if self._choice is None or self._choice.repair is None:
+    def _said(self, choices: Choices) -> str:
+        if self.state is State.REFUSED:
             return "missed, facts are served as text"
-        said = "met" if self._choice.verdict is Verdict.WITHIN else "undecided by so few questions"
-        is_ours = self.state is State.REPAIRED
-        return f"{said} with the repair {self.repair}, which is served by default" if is_ours else said
+        worst = max(choice.verdict for choice in choices.by_size.values())
+        said = {
+            Verdict.WITHIN: "met",
+            Verdict.UNDECIDED: "undecided by so few questions",
+            Verdict.BEYOND: "missed with some numbers of facts",
+        }[worst]
+        if self.state is State.PASSED:
+            return said
+        served = (f"{k} facts: {choice.repair or 'text'}" for k, choice in choices.by_size.items())
+        return f"{said}, served by default: {', '.join(served)}"
 
     def as_dict(self) -> dict[str, Any]:
         """As the status shows it."""
         shown: dict[str, Any] = {"state": self.state, "target": self._target, "policy": self._subject.ladder.name}
-        if self._table is None or self._choice is None:
-            return {**shown, "chosen": None, "verdict": None, "table": [], "measured_at": None, "error": self._error}
+        if self._table is None or self._choices is None:
+            return {**shown, "chosen": None, "table": [], "measured_at": None, "error": self._error}
         return {
             **shown,
-            "chosen": self._choice.repair or "text",
-            "verdict": self._choice.verdict.name.lower(),
+            "chosen": [
+                {"k": k, "served": choice.repair or "text", "verdict": choice.verdict.name.lower()}
+                for k, choice in self._choices.by_size.items()
+            ],
             "table": table_json(self._table, self._target),
             "not_measured": list(self._table.skipped),
             "measured_at": self._table.measured_at,

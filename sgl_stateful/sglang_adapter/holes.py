@@ -81,12 +81,9 @@ def around_forward(original: Callable[..., Any], worker: Any, batch: Any = None,
     if batch is None or not batch.forward_mode.is_extend_without_speculative():
         return original(worker, batch, *args, **kwargs)
     jobs = [(i, run) for i, req in enumerate(batch.reqs) for run in req.__dict__.pop(HOLES, ())]
-    if not jobs:
-        return original(worker, batch, *args, **kwargs)
     runner = worker.model_runner
-    jobs = _compute(runner, batch, jobs)
-    if jobs:
-        setattr(runner, _PENDING, (batch, jobs))
+    if jobs and (rest := _compute(runner, batch, jobs)):
+        setattr(runner, _PENDING, (batch, rest))
     try:
         return original(worker, batch, *args, **kwargs)
     finally:

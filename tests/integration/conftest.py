@@ -37,7 +37,7 @@ def model_dir() -> Path:
 def server(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """A server of ours in fp32 with a pool of 6,000 tokens."""
     folder = tmp_path_factory.mktemp("server")
-    flags = ["--policy", "ladder:0+4", "--also-encode", "window:16", *SERVER_FLAGS]
+    flags = ["--policy", "ladder:0+4", "--also-encode", "window:16,ladder:live+4", *SERVER_FLAGS]
     with ServerProcess(model_dir, folder / "memory", flags=flags, log=folder / "server.log") as process:
         client = MemoryClient(process.url)
         yield RunningServer(process.url, folder / "memory", client, process)

@@ -77,7 +77,7 @@ def test_facts_from_beginning_to_end(client: Client) -> None:
     assert client.facts.delete(cat.fact.id).text == "My cat is called Pim."
     with pytest.raises(FactNotFound):
         client.facts.get(cat.fact.id)
-    assert client.facts.status().policies == ("ladder:0+4", "window:16")
+    assert client.facts.status().policies == ("ladder:0+4", "window:16", "ladder:live+4")
 
 
 def test_an_idempotency_key_adds_once(client: Client) -> None:

@@ -89,6 +89,17 @@ def test_a_spliced_prompt_equals_the_reference(oracle: Oracle, policy: str, plac
     assert splices.compare(asked, shifts={k // 2: 1}).max > 10 * _TOLERANCE
 
 
+@pytest.mark.parametrize("placement", ["system", "tail"])
+def test_a_first_fact_that_is_computed_equals_the_reference(oracle: Oracle, placement: Placement) -> None:
+    splices = oracle.with_steps(3)
+    asked = splices.ask(oracle.subject, placement, oracle.drawn(5), policy="ladder:live+4")
+    assert len(asked.spliced) == 4
+    report = asked.served.report
+    assert (report["tier"], report["not_encoded"], report["reason"]) == ("spliced", 0, None)
+    assert splices.compare(asked).max <= _TOLERANCE
+    assert splices.compare(asked, shifts={2: 1}).max > 10 * _TOLERANCE
+
+
 @pytest.mark.parametrize(
     ("policy", "repair"),
     [

@@ -80,7 +80,7 @@ def test_status_shows_a_passed_self_test(http: httpx.Client) -> None:
     assert status["verified"] is True
     assert status["self_test"]["k_error"] <= 1e-5
     assert status["self_test"]["v_error"] <= 1e-5
-    assert status["policies"] == ["ladder:0+4", "window:16"]
+    assert status["policies"] == ["ladder:0+4", "window:16", "ladder:live+4"]
 
 
 def test_splice_and_text_send_the_same_ids_and_report_what_happened(http: httpx.Client, owner: str) -> None:

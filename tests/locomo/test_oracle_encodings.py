@@ -153,7 +153,9 @@ def test_the_context_is_checked_against_the_fingerprint(store: Store) -> None:
             check_context(context, fingerprint=store.codec.fingerprint, model_fingerprint=model)
 
 
-@pytest.mark.parametrize("name", ["ladder:0+4", "ladder:0+4+32", "ladder:2+8+50", "window:5", "anchor:8"])
+@pytest.mark.parametrize(
+    "name", ["ladder:0+4", "ladder:live+4+32", "ladder:0+4+32", "ladder:2+8+50", "window:5", "anchor:8"]
+)
 def test_ladders_are_those_of_the_server(name: str) -> None:
     ladder = parse_ladder(name)
     for rank in range(60):
@@ -163,9 +165,13 @@ def test_ladders_are_those_of_the_server(name: str) -> None:
 def test_rungs_by_hand() -> None:
     # sqrt(4 * 32) = 11.3: the third rung begins at rank 12.
     assert rungs_of("ladder:0+4+32") == ((0, "window:0"), (1, "anchor:4"), (12, "anchor:32"))
+    assert rungs_of("ladder:live+4+32") == ((0, None), (1, "anchor:4"), (12, "anchor:32"))
 
 
-@pytest.mark.parametrize("name", ["", "ladder:", "ladder:4+0", "ladder:0+0", "ladder:0+x", "anchor:0", "window:-1"])
+@pytest.mark.parametrize(
+    "name",
+    ["", "ladder:", "ladder:4+0", "ladder:0+0", "ladder:0+x", "ladder:live", "ladder:4+live", "anchor:0", "window:-1"],
+)
 def test_what_is_no_policy_is_refused(name: str) -> None:
     with pytest.raises(OracleError, match="no policy"):
         rungs_of(name)

@@ -70,7 +70,7 @@ class Server:
 
     def client(self) -> Client:
         transport = httpx.MockTransport(self._handle)
-        return Client("http://server", Ids(), owner="ana", policy="ladder:0+4+32", transport=transport)
+        return Client("http://server", Ids(), owner="ana", policy="ladder:live+4+32", transport=transport)
 
     def _handle(self, request: httpx.Request) -> httpx.Response:
         if request.url.path == "/flush_cache":

@@ -35,7 +35,7 @@ def test_a_question_is_sent_as_ids_with_the_place_of_its_facts() -> None:
                         "mode": "splice",
                         "query": "Where?",
                         "insert_at": 2,
-                        "policy": "ladder:0+4+32",
+                        "policy": "ladder:live+4+32",
                     }
                 },
             },

@@ -6,7 +6,7 @@ from memory_bench.setting import Setting
 
 def setting(counts: dict) -> Setting:
     status = {"encoder": {"policies": counts}}
-    return Setting("http://server", "ana", "ladder:0+4+32", 5.0, status, Divergence(0.1, 0.2, 1.5))
+    return Setting("http://server", "ana", "ladder:live+4+32", 5.0, status, Divergence(0.1, 0.2, 1.5))
 
 
 def test_encoding_and_adding_are_told_apart() -> None:
@@ -14,7 +14,7 @@ def test_encoding_and_adding_are_told_apart() -> None:
     anchored = {"facts": 100, "fact_tokens": 5000, "tokens_prefilled": 5150, "bytes": 800_000, "seconds": 13.0}
     row = row_of(setting({"window:0": bare, "anchor:4": anchored}), 100)
     assert row == {
-        "policy": "ladder:0+4+32",
+        "policy": "ladder:live+4+32",
         "facts": 100,
         "facts_per_s": 4.0,  # 100 in 12 + 13 s: both encodings of each
         "added_per_s": 20.0,  # 100 in 5 s
@@ -28,12 +28,12 @@ def test_encoding_and_adding_are_told_apart() -> None:
 
 def test_the_bar_is_the_default_policys_wherever_it_stands() -> None:
     anchor = {"policy": "anchor:4", "tokens_prefilled_per_fact_token": 1.05}
-    default = {"policy": "ladder:0+4+32", "tokens_prefilled_per_fact_token": 2.05}
+    default = {"policy": "ladder:live+4+32", "tokens_prefilled_per_fact_token": 2.05}
     assert bars_of([anchor, default]) == {"encode_tokens_per_fact_token": 2.05}
     assert bars_of([anchor]) == {"encode_tokens_per_fact_token": None}
 
 
 def test_a_policy_that_is_none_is_refused_before_any_server_starts() -> None:
-    assert policies("anchor:4, ladder:0+4+32,anchor:4") == ("anchor:4", "ladder:0+4+32")
+    assert policies("anchor:4, ladder:live+4+32,anchor:4") == ("anchor:4", "ladder:live+4+32")
     with pytest.raises(ValueError, match="unknown encoding policy"):
         policies("anchor:4,nonsense")

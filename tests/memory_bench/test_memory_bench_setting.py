@@ -19,7 +19,9 @@ QUESTIONS = tuple(question.question for question in CONVERSATION.questions)
 SUBJECT = Subject(CONVERSATION, UNITS, QUESTIONS, Path("m"), True, {})
 
 
-def open_one(system: Distributions, policy: str = "ladder:0+4+32", *, verified: bool = True, **counts: Any) -> Setting:
+def open_one(
+    system: Distributions, policy: str = "ladder:live+4+32", *, verified: bool = True, **counts: Any
+) -> Setting:
     one = {"facts": 160, "failures": 0} | counts
     encoder = {"pending": 0, "policies": {"window:0": {"facts": 160, "failures": 0}, "anchor:4": one}}
     status = {"verified": verified, "model": {}, "policies": [policy], "encoder": encoder}
@@ -31,7 +33,7 @@ def test_a_server_is_ready_when_its_facts_are_encoded_and_the_gate_is_passed(mon
     passed = [0.0]
     monkeypatch.setattr(setting, "time", SimpleNamespace(perf_counter=lambda: sum(passed)))
     found = open_one(Distributions(takes=passed.append))
-    assert (found.owner, found.policy) == ("ana", "ladder:0+4+32")
+    assert (found.owner, found.policy) == ("ana", "ladder:live+4+32")
     assert found.divergence.spliced == pytest.approx(0.143841, abs=1e-6)
     assert found.add_s == 0.02  # the facts had been added before any encoding was waited for
 

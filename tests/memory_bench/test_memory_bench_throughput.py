@@ -9,7 +9,7 @@ from memory_bench.output import Output
 from memory_bench.throughput import BARS, bars_of, loads_of, measure, ratios_of_blocks, row_of, rows_of, seconds_of
 from scripted_server import Server, answered
 
-SPLICE, TEXT = "splice/ladder:0+4+32/tail", "text/tail"
+SPLICE, TEXT = "splice/ladder:live+4+32/tail", "text/tail"
 QUESTIONS = [f"question {number}" for number in range(40)]
 
 

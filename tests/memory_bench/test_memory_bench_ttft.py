@@ -73,7 +73,7 @@ def test_parts_are_means_that_add_up_to_the_mean() -> None:
         "repeats": 3,
     }
     assert row["parts_ms"] == {"retrieve": 1.0, "assemble": 2.0, "splice": 4.0, "prefill": 90.0, "other": 33.0}
-    assert (row["arm"], row["prefilled_tokens"], row["tiers"]) == ("splice/ladder:0+4+32/tail", 3, ["spliced"])
+    assert (row["arm"], row["prefilled_tokens"], row["tiers"]) == ("splice/ladder:live+4+32/tail", 3, ["spliced"])
     # The clocks are two: what they disagree about shows as less than nothing.
     overlapping = row_of(Key("off", 0, "new"), [Timed(50.0, 60.0, 49.0, report("off", 0))])
     assert overlapping["parts_ms"]["other"] == -6.0
@@ -85,7 +85,7 @@ def row(arm: str, k: int, p50: float, *, case: str = "new", repeats: int = 30, t
     return found | {"ttft_ms": {"repeats": repeats}, "rounds_ms": [p50 - 1, *[p50] * (repeats - 2), p50 + 1]}
 
 
-SPLICE = "splice/ladder:0+4+32/tail"
+SPLICE = "splice/ladder:live+4+32/tail"
 
 
 def test_bars_are_ratios_of_medians_of_new_facts() -> None:

@@ -1,6 +1,6 @@
 import pytest
 
-from sgl_stateful.faithfulness.choice import LIMITS, Choice, Target, Verdict, choose, verdict_at, verdict_of
+from sgl_stateful.faithfulness.choice import LIMITS, Choice, Choices, Target, Verdict, choose, verdict_at
 from sgl_stateful.faithfulness.table import FLOOR, WITHOUT, Row, Table
 
 
@@ -52,16 +52,10 @@ def test_questions_are_paired() -> None:
     assert verdict_at(closer, 5, "none", Target.FLOOR) is Verdict.BEYOND
 
 
-def test_the_worst_size_decides() -> None:
-    measured = table(floor=[FLOORS] * 2, without=[NO_FACTS] * 2, none=[(0.1,) * 4, (0.3,) * 4])
-    assert verdict_of(measured, "none", Target.FLOOR) is Verdict.BEYOND
-    assert verdict_of(measured, "none", Target.FAST) is Verdict.WITHIN
-
-
 @pytest.mark.parametrize("target", [Target.FLOOR, Target.STRICT])
 def test_being_near_the_floor_is_not_enough_where_the_floor_itself_tells_nothing(target: Target) -> None:
     measured = table(floor=[(1.9,) * 4], without=[(2.0,) * 4], none=[(1.2,) * 4])
-    assert verdict_of(measured, "none", target) is Verdict.BEYOND
+    assert verdict_at(measured, 5, "none", target) is Verdict.BEYOND
     assert LIMITS[target][-1] == (WITHOUT, 0.5)
     assert LIMITS[target][0] == (FLOOR, 1.0 if target is Target.FLOOR else 0.5)
 
@@ -85,15 +79,44 @@ def test_the_cheapest_way_within_is_chosen(
     none: tuple[float, ...], first4: tuple[float, ...], last8: tuple[float, ...], expected: Choice
 ) -> None:
     measured = table(floor=[FLOORS], without=[NO_FACTS], last8=[last8], first4=[first4], none=[none])
-    assert choose(measured, Target.FLOOR) == expected
+    assert choose(measured, Target.FLOOR) == Choices({5: expected})
 
 
 def test_what_the_settings_name_is_the_only_choice() -> None:
     measured = table(floor=[FLOORS], without=[NO_FACTS], none=[FAR], first4=[NEAR], last8=[NEAR])
-    assert choose(measured, Target.FLOOR, repairs=["last:8"]) == Choice("last:8", Verdict.WITHIN)
-    assert choose(measured, Target.FLOOR, repairs=["none"]) == Choice(None, Verdict.BEYOND)
-    assert choose(measured, Target.FAST, repairs=["none"]) == Choice("none", Verdict.WITHIN)
+    assert choose(measured, Target.FLOOR, repairs=["last:8"]) == Choices({5: Choice("last:8", Verdict.WITHIN)})
+    assert choose(measured, Target.FLOOR, repairs=["none"]) == Choices({5: Choice(None, Verdict.BEYOND)})
+    assert choose(measured, Target.FAST, repairs=["none"]) == Choices({5: Choice("none", Verdict.WITHIN)})
+
+
+def test_each_number_of_facts_is_decided_by_itself() -> None:
+    measured = table(
+        floor=[FLOORS] * 2, without=[NO_FACTS] * 2, none=[FAR, NEAR], first4=[FAR, NEAR], last8=[NEAR, FAR]
+    )
+    within = Verdict.WITHIN
+    assert choose(measured, Target.FLOOR) == Choices({5: Choice("last:8", within), 20: Choice("none", within)})
+    named = choose(measured, Target.FLOOR, repairs=["none"])
+    assert named == Choices({5: Choice(None, Verdict.BEYOND), 20: Choice("none", within)})
+
+
+def test_the_share_that_counts_is_that_of_the_number_of_facts() -> None:
+    """A count of tokens at the end is much of five facts and little of twenty; a share of each fact is the same."""
+    rows = [Row(k, way, values) for k in (5, 20) for way, values in ((FLOOR, FLOORS), (WITHOUT, NO_FACTS))]
+    rows += [Row(k, "none", FAR) for k in (5, 20)]
+    rows += [Row(5, "first:4", NEAR, 0.1), Row(20, "first:4", NEAR, 0.1)]
+    rows += [Row(5, "last:8", NEAR, 0.2), Row(20, "last:8", NEAR, 0.05)]
+    chosen = choose(Table("ladder:0+4", tuple(rows), ""), Target.FLOOR)
+    assert [(k, choice.repair) for k, choice in chosen.by_size.items()] == [(5, "first:4"), (20, "last:8")]
+
+
+# By hand: 10 is twice 5 and half of 20, 11 is nearer to 20; 31 is 1.55 times 20, and 50 is 1.61 times 31.
+@pytest.mark.parametrize(
+    ("count", "size"), [(0, 5), (1, 5), (5, 5), (9, 5), (10, 5), (11, 20), (31, 20), (32, 50), (50, 50), (900, 50)]
+)
+def test_other_numbers_of_facts_are_served_as_the_nearest_is(count: int, size: int) -> None:
+    choices = Choices({k: Choice(str(k), Verdict.WITHIN) for k in (5, 20, 50)})
+    assert choices.at(count).repair == str(size)
 
 
 def test_what_has_not_been_measured_is_refused() -> None:
-    assert choose(Table("ladder:0+4", (), ""), Target.FLOOR) == Choice(None, Verdict.BEYOND)
+    assert choose(Table("ladder:0+4", (), ""), Target.FLOOR).at(5) == Choice(None, Verdict.BEYOND)

@@ -3,6 +3,7 @@ import json
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,7 @@ async def decided(service: MemoryService) -> FaithfulnessGate:
 
 
 def prepare(service: MemoryService, **params: Any) -> Prepared:
-    memory = MemoryParams(owner="ana", k=2, search="vector", **params)
+    memory = MemoryParams(**{"owner": "ana", "k": 2, "search": "vector"} | params)
     return service.prepare_ids(memory, head=[], tail=list(b"?\n"), query="red kayak", reserve_tokens=8)
 
 
@@ -99,11 +100,10 @@ async def test_what_is_within_the_target_is_spliced_as_the_settings_say(make_ser
         assert (await decided(service)).state is State.PASSED
         assert shown(service, prepare(service))["tier"] == "spliced"
         status = (await service.status())["faithfulness"]
-        assert {name: status[name] for name in ("state", "target", "chosen", "verdict", "measured_at", "error")} == {
+        assert {name: status[name] for name in ("state", "target", "chosen", "measured_at", "error")} == {
             "state": "passed",
             "target": "floor",
-            "chosen": "none",
-            "verdict": "within",
+            "chosen": [{"k": 5, "served": "none", "verdict": "within"}],
             "measured_at": "2024-05-01T10:00:00+00:00",
             "error": None,
         }
@@ -114,20 +114,21 @@ async def test_what_is_within_the_target_is_spliced_as_the_settings_say(make_ser
 async def test_a_repair_that_is_needed_is_served_by_default(make_service: Make, tmp_path: Path) -> None:
     async with serving(make_service, tmp_path, table(first4=NEAR, last32=NEAR)) as service:
         gate = await decided(service)
-        assert (gate.state, gate.repair) == (State.REPAIRED, "first:4")
+        assert (gate.state, gate.repair(2)) == (State.REPAIRED, "first:4")
         response = shown(service, prepare(service))
         assert (response["tier"], response["repair"]) == ("repaired", "first:4")
         assert response["repaired_share"] == pytest.approx(8 / len("green bicycle\nred kayak\n"), abs=1e-6)
         asked = prepare(service, repair="none")
         assert (shown(service, asked)["tier"], asked.report.repair) == ("spliced", "none")
-        assert (await service.status())["repair"] == "first:4"
+        status = await service.status()
+        assert (status["repair"], status["faithfulness"]["chosen"][0]["served"]) == ("none", "first:4")
 
 
 @pytest.mark.parametrize(
     ("kl", "said"),
     [
         ({"none": NEAR}, "target floor: met;"),
-        ({"first4": NEAR}, "target floor: met with the repair first:4, which is served by default;"),
+        ({"first4": NEAR}, "target floor: met, served by default: 5 facts: first:4;"),
         ({}, "target floor: missed, facts are served as text;"),
     ],
     ids=["passed", "repaired", "refused"],
@@ -151,7 +152,7 @@ async def test_what_the_questions_do_not_decide_is_served_and_called_so(
     rows = [row if row.served != "none" else Row(5, "none", unsure) for row in table().rows]
     async with serving(make_service, tmp_path, Table("anchor:2", tuple(rows), "")) as service:
         gate = await decided(service)
-        assert (gate.state, gate.as_dict()["verdict"]) == (State.PASSED, "undecided")
+        assert (gate.state, gate.as_dict()["chosen"][0]["verdict"]) == (State.PASSED, "undecided")
         assert "target floor: undecided by so few questions;" in caplog.text
 
 
@@ -168,10 +169,22 @@ async def test_a_model_that_misses_the_target_is_served_text_and_says_so(
             assert response["reason"] == "faithfulness:floor"
             assert len(response["facts"]) == 2
         assert ByteTokenizer().decode(prepared.token_ids) == "Notes:\ngreen bicycle\nred kayak\n?\n"
-        assert (await service.status())["faithfulness"]["chosen"] == "text"
+        assert (await service.status())["faithfulness"]["chosen"][0]["served"] == "text"
         [said] = [record for record in caplog.records if "facts are served as text" in record.message]
         assert said.levelno == logging.WARNING
         assert "spliced, first:8+last:64" in said.message
+
+
+async def test_a_number_of_facts_that_misses_the_target_is_served_as_text_alone(
+    make_service: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    two, one = table(), table(none=NEAR)  # measured with 2 facts, which is beyond, and with 1
+    rows = [replace(row, k=2) for row in two.rows] + [replace(row, k=1) for row in one.rows]
+    async with serving(make_service, tmp_path, replace(two, rows=tuple(rows))) as service:
+        assert (await decided(service)).state is State.LIMITED
+        assert shown(service, prepare(service))["reason"] == "faithfulness:floor"
+        assert shown(service, prepare(service, k=1))["tier"] == "spliced"
+        assert "missed with some numbers of facts, served by default: 1 facts: none, 2 facts: text;" in caplog.text
 
 
 async def test_a_refusal_is_no_reason_where_nothing_was_to_be_spliced(make_service: Make, tmp_path: Path) -> None:
@@ -208,7 +221,7 @@ async def test_a_repair_that_the_settings_name_is_the_only_one(
         measured = Table(measured.policy, (*measured.rows, Row(5, named, (FAR,) * 3, 0.05)), measured.measured_at)
     async with serving(make_service, tmp_path, measured, repair=named) as service:
         gate = await decided(service)
-        assert (gate.state, gate.repair) == (state, repair)
+        assert (gate.state, gate.repair(2)) == (state, repair)
 
 
 async def test_nothing_is_measured_where_it_is_off(make_service: Make, tmp_path: Path, engine: SpeakingEngine) -> None:
@@ -216,7 +229,7 @@ async def test_nothing_is_measured_where_it_is_off(make_service: Make, tmp_path:
         before = len(engine.sent)
         await asyncio.sleep(0.6)
         assert service.gate is not None
-        assert (service.gate.state, service.gate.refusal, len(engine.sent)) == (State.OFF, None, before)
+        assert (service.gate.state, service.gate.refusal(2), len(engine.sent)) == (State.OFF, None, before)
         assert shown(service, prepare(service))["tier"] == "spliced"
         assert (await service.status())["faithfulness"]["state"] == "off"
 
@@ -239,7 +252,7 @@ async def test_new_weights_are_measured_anew_and_their_result_is_not_kept(
         engine.foreground = 1
         await service.weights_changed()
         assert service.gate is not None
-        assert (service.gate.state, service.gate.refusal) == (State.MEASURING, None)
+        assert (service.gate.state, service.gate.refusal(2)) == (State.MEASURING, None)
         assert service.gate._folder is None
 
 

@@ -32,13 +32,33 @@ def test_the_nearest_rung_stands_in_for_one_that_lacks() -> None:
     assert [p.name for p in ladder.for_rank(40)] == ["anchor:32", "anchor:4", "window:0"]
 
 
+def test_a_first_fact_that_is_computed_needs_no_encoding() -> None:
+    ladder = parse_ladder("ladder:live+4+32")
+    assert [ladder.is_live(rank) for rank in (0, 1, 11, 12, 40)] == [True, False, False, False, False]
+    assert ladder.for_rank(0) == []
+    assert [p.name for p in ladder.for_rank(1)] == ["anchor:4", "anchor:32"]
+    assert [p.name for p in ladder.for_rank(12)] == ["anchor:32", "anchor:4"]
+    assert [p.name for p in ladder.policies] == ["anchor:4", "anchor:32"]
+
+
 def test_policies_are_encoded_once_whoever_serves_from_them() -> None:
     ladders = [parse_ladder(spec) for spec in ("ladder:0+4", "anchor:4", "ladder:0+4+32")]
     assert [p.name for p in policies_of(ladders)] == ["window:0", "anchor:4", "anchor:32"]
 
 
 @pytest.mark.parametrize(
-    "spec", ["ladder:", "ladder:4+4", "ladder:8+4", "ladder:0+x", "ladder:-1", "ladder", "anchor:0"]
+    "spec",
+    [
+        "ladder:",
+        "ladder:4+4",
+        "ladder:8+4",
+        "ladder:0+x",
+        "ladder:-1",
+        "ladder",
+        "anchor:0",
+        "ladder:live",
+        "ladder:4+live",
+    ],
 )
 def test_what_is_no_ladder_is_refused_by_name(spec: str) -> None:
     with pytest.raises(ValueError, match="unknown encoding policy"):
