@@ -22,6 +22,7 @@ SCRIPTS = {
     ".ci/run": "bash",
     "scripts/bench_encode": "bash",
     "scripts/bench_fidelity": "bash",
+    "scripts/bench_selection": "bash",
     "scripts/bench_memstore": "bash",
     "scripts/bench_sessions": "bash",
     "scripts/bench_splice": "python",

@@ -88,10 +88,7 @@ class StatefulServer:
 
     def retrieve(self, question: str, k: int) -> list[str]:
         """What the server's own search finds, as any request to it would."""
-        if k == 0:
-            return []
-        hits = self._server.json("POST", "/v1/memory/search", json={"owner": self.owner, "query": question, "k": k})
-        return [self._unit_of(hit["fact"]["id"]) for hit in hits["hits"]]
+        return [unit for unit, _ in self.search(question, k)]
 
     def forget(self) -> None:
         """Empty the radix cache and the arena."""
@@ -158,6 +155,13 @@ class StatefulServer:
     def units(self) -> list[str]:
         """Ids of the open conversation's units, in its order."""
         return list(self._fact_ids)
+
+    def search(self, question: str, k: int) -> list[tuple[str, float]]:
+        """What the server's own search finds, the best first, each with the score that ``min_score`` is a floor of."""
+        if k == 0:
+            return []
+        hits = self._server.json("POST", "/v1/memory/search", json={"owner": self.owner, "query": question, "k": k})
+        return [(self._unit_of(hit["fact"]["id"]), hit["unboosted"]) for hit in hits["hits"]]
 
     def score_ids(self, prompt_ids: Sequence[int], continuation: str, *, top: int) -> Scored:
         """Force a continuation behind a prompt that is given whole."""
