@@ -114,7 +114,8 @@ class AnchorList:
     """A constant list of ``size`` diverse facts of the same owner, from different sessions.
 
     Its KV stays in the radix cache, so encoding a fact costs its own tokens. An anchor itself is encoded behind the
-    others and one in reserve. Until an owner has more facts than anchors, the facts before stand in front.
+    others and one in reserve, those of the first half in the opposite order: on average that prefills a quarter of the
+    list. Until an owner has more facts than anchors, the facts before stand in front.
     """
 
     size: int
@@ -164,7 +165,9 @@ class AnchorList:
         return self._others(fact, facts, anchors) if anchors else None
 
     def _others(self, fact: Fact, facts: Mapping[FactId, Fact], anchors: Sequence[FactId]) -> tuple[Fact, ...]:
-        return tuple(facts[a] for a in anchors if a != fact.id)[: self.size]
+        # An anchor's list is that of all facts up to its own place in it, which is near the end of one of two orders.
+        order = reversed(anchors) if fact.id in anchors[: len(anchors) // 2] else anchors
+        return tuple(facts[a] for a in order if a != fact.id)[: self.size]
 
 
 def _session_key(fact: Fact) -> tuple[str, str]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import statistics
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +37,16 @@ QUESTIONS = ("What is Noor's tortoise called?", "Where does Petra live?", "What 
 @pytest.fixture(scope="module")
 def int8_server(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     folder = tmp_path_factory.mktemp("int8-server")
-    flags = ["--policy", "ladder:0+4", "--kv-storage", "int8", "--dtype", "float32"]
-    flags += ["--max-total-tokens", "3000", "--arena-mib", "64"]
+    flags = ["--policy", "ladder:0+4", "--also-encode", "ladder:live+4", "--kv-storage", "int8", "--dtype", "float32"]
+    flags += ["--max-total-tokens", "3000", "--arena-mib", "64", "--chunked-prefill-size", "128"]
+    with pytest.MonkeyPatch.context() as patch:
+        # SGLang's own way to test it: of several requests one is retracted every so many forwards.
+        patch.setenv("SGLANG_TEST_RETRACT", "1")
+        patch.setenv("SGLANG_TEST_RETRACT_INTERVAL", "25")
+        yield from _serving(model_dir, folder, flags)
+
+
+def _serving(model_dir: Path, folder: Path, flags: list[str]) -> Iterator[RunningServer]:
     with ServerProcess(model_dir, folder / "memory", flags=flags, log=folder / "server.log") as process:
         client = MemoryClient(process.url)
         yield RunningServer(process.url, folder / "memory", client, process)
@@ -112,3 +122,61 @@ def test_an_encoding_takes_about_a_quarter_of_fp32(both: tuple[RunningServer, Ru
         per_token.append(sum(p["bytes"] for p in policies) / sum(p["fact_tokens"] for p in policies))
     assert per_token[0] == 2 * 30 * 3 * 64 * 4  # K and V of 30 layers, 3 heads of 64 channels
     assert per_token[1] <= 0.55 / 2 * per_token[0]
+
+
+_ANSWER = 100  # tokens
+
+
+async def answers_of(http: httpx.AsyncClient, question: str, policy: str, repair: str) -> dict[str, Any]:
+    memory = {"owner": OWNER, "k": len(TURNS), "policy": policy, "repair": repair}
+    prompt = f"You are told things.\n{{{{memory}}}}Question: {question}\nAnswer:"
+    sampling = {"temperature": 0, "max_new_tokens": _ANSWER, "ignore_eos": True, "custom_params": {"memory": memory}}
+    body = {"text": prompt, "sampling_params": sampling, "return_logprob": True, "top_logprobs_num": 2}
+    reply = await http.post("/generate", json=body)
+    assert reply.status_code == 200, reply.text
+    found: dict[str, Any] = reply.json()["meta_info"]
+    return found
+
+
+def require_same_answer(found: dict[str, Any], alone: dict[str, Any]) -> int:
+    """Token for token, up to where the two best are as good as equal; how many tokens that is."""
+    for step, (mine, other, top) in enumerate(
+        zip(
+            found["output_token_logprobs"],
+            alone["output_token_logprobs"],
+            alone["output_top_logprobs"],
+            strict=True,
+        )
+    ):
+        if mine[1] != other[1]:
+            assert top[0][0] - top[1][0] < 1e-3, f"token {step}: {mine} and {other}, of {top}"
+            return step
+        assert abs(mine[0] - other[0]) < 1e-3, f"token {step}: {mine} and {other}"
+    return len(alone["output_token_logprobs"])
+
+
+@pytest.mark.anyio
+async def test_repaired_answers_in_chunks_and_retracted_are_those_asked_alone(int8_server: RunningServer) -> None:
+    add_turns(int8_server.url)
+    ways = list(product(QUESTIONS[:2], ("ladder:0+4", "ladder:live+4"), ("first:3", "share:20%+last:20")))
+    async with httpx.AsyncClient(base_url=int8_server.url, timeout=300) as http:
+        await http.post("/flush_cache")
+        alone = {way: await answers_of(http, *way) for way in ways}
+        await http.post("/flush_cache")
+        together = await asyncio.gather(*(answers_of(http, *way) for way in ways))
+        assert sum(found["num_retractions"] for found in alone.values()) == 0
+        assert sum(found["num_retractions"] for found in together) > 2
+        compared = 0
+        for way, found in zip(ways, together, strict=True):
+            assert found["memory"]["tier"] == "repaired", (way, found["memory"])
+            compared += require_same_answer(found, alone[way])
+        assert compared > 0.5 * _ANSWER * len(ways), "answers parted at ties too early to say anything"
+        async with asyncio.timeout(60):
+            while (await http.post("/flush_cache")).status_code != 200:
+                await asyncio.sleep(0.5)
+        assert (await http.get("/v1/memory/status")).json()["scheduler"]["failures"] == 0
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
