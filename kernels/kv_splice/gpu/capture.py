@@ -13,13 +13,11 @@ from kv_splice.gpu.kernels import capture_kernel
 from kv_splice.gpu.launch import CHOICES, ELEMENTS, LAUNCHES, check_device, kind_of, on_device
 from kv_splice.gpu.pools import ALIGNMENT, angle_alignment, check_alignment, table_of
 from kv_splice.gpu.quantise_kernel import quantise_kernel
-from kv_splice.gpu.tiles import Tile, blocks_of
+from kv_splice.gpu.tiles import Tile, blocks_of, quantise_blocks_of
 from kv_splice.quantise import LARGEST_QUANTISED, KVScales
 from kv_splice.validate import Range, check_angles, check_offsets, check_pools, check_ranges
 
 __all__ = [
-    "QUANTISE_TOKENS",
-    "QUANTISE_WARPS",
     "Captured",
     "capture_quantised",
     "launch_capture",
@@ -27,13 +25,6 @@ __all__ = [
     "quantise_fact",
     "unrotate_capture",
 ]
-
-QUANTISE_TOKENS = 16
-"""Tokens of a fact that a program of `quantise_kernel` reads at once."""
-
-QUANTISE_WARPS = 8
-"""With fewer, a thread spills."""
-
 
 class Captured(NamedTuple):
     """Facts in int8: `k` and `v` `[num_layers, num_tokens, num_kv_heads, head_dim]`, and their scales."""
@@ -244,7 +235,7 @@ def launch_quantise(
         torch.empty((num_layers, num_tokens, num_heads), dtype=torch.float16, device=device),
     )
     refused = torch.zeros(num_facts, dtype=torch.int32, device=device)
-    blocks = blocks_of(Tile(1, 1), num_kv_heads=1, head_dim=head_dim, rotary_dim=rotary_dim, element_size=1)
+    blocks = quantise_blocks_of(head_dim=head_dim, rotary_dim=rotary_dim)
     with on_device(device):
         quantise_kernel[(num_facts, num_heads, num_layers)](
             k,
@@ -275,11 +266,11 @@ def launch_quantise(
             IS_NEOX=is_neox,
             ANGLE_ALIGNMENT=ALIGNMENT if cos_sin is None else angle_alignment(cos_sin),
             LARGEST=float(LARGEST_QUANTISED),
-            BLOCK_T=QUANTISE_TOKENS,
+            BLOCK_T=blocks.tokens,
             BLOCK_HALF=blocks.half,
             BLOCK_TAIL=blocks.tail,
-            BLOCK_D=1 << (head_dim - 1).bit_length(),
-            num_warps=QUANTISE_WARPS,
+            BLOCK_D=blocks.width,
+            num_warps=blocks.num_warps,
         )
     LAUNCHES["quantise"] += 1
     return Captured(k, v, scales), refused
