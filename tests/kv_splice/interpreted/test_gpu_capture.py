@@ -94,6 +94,20 @@ def test_an_amplitude_and_a_narrow_table_cancel() -> None:
     torch.testing.assert_close(k, before, rtol=1e-5, atol=1e-5)
 
 
+def test_captures_out_of_pools_of_more_than_2_to_the_31_elements() -> None:
+    """Memory that nobody writes is never there: a few pages are."""
+    num_slots = 2**31 // (16 * 128) + 8
+    k_pools, v_pools = ([torch.empty(num_slots, 16, 128, dtype=torch.bfloat16)] for _ in "kv")
+    slots = torch.tensor([num_slots - 1, 2, num_slots - 5])
+    for pool in k_pools + v_pools:
+        pool[slots] = torch.randn(3, 16, 128).bfloat16()
+    it = Served(k_pools, v_pools, slots, angles(torch.tensor([7, 0, 3999]), 128))
+    k, v = unrotate_capture(*it, is_neox=True)
+    assert torch.equal(k, plain(it, is_neox=True)[0])
+    assert torch.equal(v[0], v_pools[0][slots])
+    check_quantised(it, [1, 2], is_neox=True)
+
+
 def test_capture_of_nothing_in_int8() -> None:
     got = capture_quantised(*served(0), offsets=torch.tensor([0, 0]), is_neox=True)
     assert got.k.shape == got.v.shape == (2, 0, 2, 64)
