@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from device_bench import correctness, report, timing
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = ROOT / "scripts/device_check"
@@ -58,6 +59,42 @@ def test_bytes_by_hand(found: dict[str, Any]) -> None:
     assert native["bytes_read"] == 2 * 3840 * 2 + angles + 3 * index + addresses
     scales = 2 * (3 * 4 * 2 * 64) + 2 * (3 * 10 * 2)
     assert int8["bytes_read"] == 2 * 3840 + angles + 4 * index + addresses + scales
+
+
+def test_every_target_is_said_to_be_met_or_missed(found: dict[str, Any]) -> None:
+    rows = [dict(row) for row in found["rows"] if row["tier"] == "device"][:3]
+    reached = ((0.81, 1, True), (0.79, 1, False), (0.9, 2, False))
+    for row, (fraction, launches, is_met) in zip(rows, reached, strict=True):
+        row.update(fraction_of_copy=fraction, launches=launches, target_met=is_met)
+    *_, first, second, third, _ = report.table({**found, "rows": rows}).splitlines()
+    assert first == "target met: 4 tokens of bfloat16 in device memory, 0.81 of a copy (at least 0.8), launches 1 (1)"
+    assert second.startswith("target MISSED: 10 tokens of bfloat16")
+    assert third.startswith("target MISSED: 4 tokens of int8")
+    assert "launches 2 (1)" in third
+
+
+@pytest.mark.parametrize(
+    ("tier", "num_tokens", "ms", "launches", "want"),
+    [
+        ("device", 2000, 1.25, 1, True),
+        ("device", 2000, 1.26, 1, False),
+        ("device", 8000, 1.0, 2, False),
+        ("device", 500, 9.0, 1, None),
+        ("capture", 2000, 9.0, 1, None),
+    ],
+)
+def test_a_target_is_eight_tenths_of_the_copy_in_one_launch(
+    tier: str, num_tokens: int, ms: float, launches: int, want: bool | None
+) -> None:
+    assert timing.target_met(tier, num_tokens, fraction_of_copy=1.0 / ms, launches=launches) is want
+
+
+def test_a_check_that_raises_is_wrong_and_the_others_run() -> None:
+    def broken() -> None:
+        raise RuntimeError("out of resources")
+
+    checks = [("first", broken), ("second", lambda: None)]
+    assert [correctness.error_of(check) for _, check in checks] == ["RuntimeError: out of resources", ""]
 
 
 def test_where_there_is_no_gpu_it_says_so() -> None:

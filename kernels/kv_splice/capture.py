@@ -7,6 +7,7 @@ from torch import Tensor
 
 from kv_splice.quantise import KVScales, quantise
 from kv_splice.reference import unrotate_keys
+from kv_splice.validate import check_capture
 
 __all__ = ["capture_quantised", "unrotate_capture"]
 
@@ -44,12 +45,14 @@ def unrotate_capture(
     Raises
     ------
     SpliceError
-        On a GPU: a wrong dtype, shape, device, stride or alignment, or an index out of range.
+        A wrong dtype, shape, device or stride, no pools, or an index out of range; on a GPU also what is not aligned to
+        16 bytes.
     """
-    if k_pools[0].device.type == "cuda":
+    if k_pools and k_pools[0].device.type == "cuda":
         from kv_splice import gpu
 
         return gpu.unrotate_capture(k_pools, v_pools, slots, cos_sin, positions=positions, is_neox=is_neox)
+    check_capture(k_pools, v_pools, slots, cos_sin, positions)
     keys = torch.stack([pool[slots] for pool in k_pools])
     values = torch.stack([pool[slots] for pool in v_pools])
     rows = cos_sin if positions is None else cos_sin[positions].float()
@@ -76,7 +79,7 @@ def capture_quantised(
     QuantiseError
         The fact holds what int8 does not, or no tokens.
     """
-    if k_pools[0].device.type == "cuda" and slots.numel():
+    if k_pools and k_pools[0].device.type == "cuda" and slots.numel():
         from kv_splice import gpu
 
         offsets = torch.tensor([0, slots.numel()], device=slots.device)

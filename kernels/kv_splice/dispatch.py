@@ -67,8 +67,9 @@ def splice(
     Raises
     ------
     SpliceError
-        A wrong dtype, shape, device or stride, an index out of range or a repeated slot; nothing was written. On a GPU
-        also tokens, heads or layers that do not start at multiples of 16 bytes.
+        A wrong dtype, shape, device or stride, an index out of range, a repeated slot, or a pool that shares memory
+        with another or an arena; nothing was written. On a GPU also tokens, heads or layers that do not start at
+        multiples of 16 bytes.
     UnsupportedDevice
         Tensors on the meta device.
     """
@@ -125,12 +126,12 @@ def _path_without_triton(device: str, scales: ArenaScales | None) -> Callable[..
 
 def warm_up(source_dtype: torch.dtype, pool_dtype: torch.dtype) -> None:
     """Compile the loops for these dtypes, about a second once per machine: the result is kept on disk."""
-    source, pool = (torch.zeros(1, 1, 1, 2, dtype=dtype) for dtype in (source_dtype, pool_dtype))
+    source, k_pool, v_pool = (torch.zeros(1, 1, 1, 2, dtype=dtype) for dtype in (source_dtype, pool_dtype, pool_dtype))
     rows, cos_sin = torch.zeros(1, dtype=torch.int64), torch.zeros(1, 2)
     scales = None
     if source_dtype == torch.int8:
         scales = ArenaScales(source.half(), rows, torch.zeros(1, 1, 1, dtype=torch.float16))
-    splice(source, source, cos_sin, rows, [pool[0]], [pool[0]], scales=scales, rows=rows, is_neox=True)
+    splice(source, source, cos_sin, rows, [k_pool[0]], [v_pool[0]], scales=scales, rows=rows, is_neox=True)
 
 
 def warm_up_pools(

@@ -1,6 +1,7 @@
 """What must hold before a splice writes: everything is checked first, so that an error leaves the pools untouched."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -10,7 +11,7 @@ from kv_splice.errors import SpliceError
 from kv_splice.facts import Facts, FactScales
 from kv_splice.quantise import ArenaScales
 
-__all__ = ["Range", "check_angles", "check_offsets", "check_pools", "check_ranges", "check_splice"]
+__all__ = ["Range", "check_angles", "check_capture", "check_offsets", "check_pools", "check_ranges", "check_splice"]
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -45,6 +46,7 @@ def check_splice(
     """
     _check_sources(arena_k, arena_v, k_pools, v_pools, is_quantised=scales is not None)
     check_pools(k_pools, v_pools, shape=arena_k.shape[2:])
+    _check_apart(arena_k, arena_v, k_pools, v_pools)
     first = k_pools[0]
     num_tokens = slots.numel()
     ranges = [Range("slots", slots, first.shape[0])]
@@ -61,6 +63,8 @@ def check_splice(
     check_angles(cos_sin, positions, num_tokens=num_tokens, head_dim=first.shape[2], device=first.device)
     if positions is not None:
         ranges.append(Range("positions", positions, cos_sin.shape[0]))
+    if scales is not None and not isinstance(scales, ArenaScales | FactScales):
+        raise SpliceError(f"scales are {type(scales).__name__}: those of an arena, or of facts, say which row is whose")
     if isinstance(scales, FactScales) != (scales is not None and facts is not None):
         raise SpliceError("scales of facts go with facts, and those of an arena with its rows")
     if scales is not None:
@@ -68,6 +72,25 @@ def check_splice(
     if isinstance(scales, ArenaScales):
         ranges.append(Range("scales.sets", scales.sets, scales.keys.shape[1]))
     check_ranges(ranges, device=first.device, distinct=slots)
+
+
+def check_capture(
+    k_pools: Sequence[Tensor], v_pools: Sequence[Tensor], slots: Tensor, cos_sin: Tensor, positions: Tensor | None
+) -> None:
+    """Check what `kv_splice.unrotate_capture` documents. Keys, values and angles are not looked at.
+
+    Raises
+    ------
+    SpliceError
+        With the offending values in the message.
+    """
+    check_pools(k_pools, v_pools)
+    first = k_pools[0]
+    check_angles(cos_sin, positions, num_tokens=slots.numel(), head_dim=first.shape[2], device=first.device)
+    ranges = [Range("slots", slots, first.shape[0])]
+    if positions is not None:
+        ranges.append(Range("positions", positions, cos_sin.shape[0]))
+    check_ranges(ranges, device=first.device)
 
 
 def check_pools(k_pools: Sequence[Tensor], v_pools: Sequence[Tensor], *, shape: Sequence[int] | None = None) -> None:
@@ -181,6 +204,56 @@ def _check_sources(
         if arena.device != device and not arena.is_pinned():
             raise SpliceError(f"{name} is on {arena.device}, neither on {device} nor in pinned memory")
         _check_layout(name, arena[0])
+
+
+def _check_apart(arena_k: Tensor, arena_v: Tensor, k_pools: Sequence[Tensor], v_pools: Sequence[Tensor]) -> None:
+    """Check that no byte of a pool is in another one, or between the first and the last of an arena."""
+    first = k_pools[0]
+    shared = _sharing(
+        tuple(
+            (pool.data_ptr(), pool.stride(0) * pool.element_size()) for pools in (k_pools, v_pools) for pool in pools
+        ),
+        first.shape[0],
+        first.shape[1] * first.shape[2] * first.element_size(),
+        tuple((arena.data_ptr(), arena.data_ptr() + _extent_bytes(arena)) for arena in (arena_k, arena_v)),
+    )
+    if shared is not None:
+        names = [f"{of}_pools[{layer}]" for of in "kv" for layer in range(len(k_pools))] + ["arena_k", "arena_v"]
+        raise SpliceError(f"{names[shared[0]]} and {names[shared[1]]} share memory")
+
+
+@lru_cache(maxsize=64)
+def _sharing(
+    pools: tuple[tuple[int, int], ...], num_slots: int, token_bytes: int, arenas: tuple[tuple[int, int], ...]
+) -> tuple[int, int] | None:
+    """Which two overlap, of pools by address and stride of tokens, in bytes, then arenas by first and last address.
+
+    Pools of one stride may lie in each other's gaps, as the layers of a page do.
+    """
+    if num_slots == 0:
+        return None
+    spans = [(start, start + (num_slots - 1) * stride + token_bytes) for start, stride in pools]
+    for i, (start, end) in enumerate(spans):
+        stride = pools[i][1]
+        for j, (other_start, other_end) in enumerate((*spans, *arenas)):
+            if j <= i or other_end <= start or end <= other_start:
+                continue
+            is_in_gaps = (
+                j < len(pools)
+                and pools[j][1] == stride
+                and (token_bytes <= (other_start - start) % stride <= stride - token_bytes)
+            )
+            if not is_in_gaps:
+                return i, j
+    return None
+
+
+def _extent_bytes(x: Tensor) -> int:
+    """From the first byte of `x` to the end of its last, where nothing runs backwards."""
+    if x.numel() == 0:
+        return 0
+    last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+    return (last + 1) * x.element_size()
 
 
 def _check_facts(facts: Facts, *, num_tokens: int, capacity: int, device: torch.device) -> None:

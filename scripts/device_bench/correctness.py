@@ -11,7 +11,7 @@ from device_bench.settings import Setting
 from kv_splice import ArenaScales, RopeSpec, on_stream, quantise, splice_reference, unrotate_keys
 from kv_splice.gpu import capture_quantised, launch_splice, splice, unrotate_capture
 
-__all__ = ["check_all"]
+__all__ = ["check_all", "error_of"]
 
 OTHER_DTYPES = (torch.float32, torch.float16)
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 1e-2}
@@ -22,14 +22,15 @@ Check = tuple[str, Callable[[], None]]
 
 def check_all(setting: Setting) -> list[dict[str, str]]:
     """Name of each check, and what was wrong; empty where nothing was."""
-    return [{"name": name, "error": _error_of(check)} for name, check in _checks(setting)]
+    return [{"name": name, "error": error_of(check)} for name, check in _checks(setting)]
 
 
-def _error_of(check: Callable[[], None]) -> str:
+def error_of(check: Callable[[], None]) -> str:
+    """What was wrong; empty where nothing was."""
     try:
         check()
-    except AssertionError as error:
-        return str(error) or "assertion failed"
+    except Exception as error:  # a kernel that does not compile or start is one wrong result, not the end of the run
+        return f"{type(error).__name__}: {error}"
     return ""
 
 

@@ -9,6 +9,7 @@ import torch
 import triton
 
 from device_bench.settings import Setting
+from device_bench.timing import FASTEST
 from kv_splice.gpu import CHOICES
 
 __all__ = ["result", "table"]
@@ -16,8 +17,10 @@ __all__ = ["result", "table"]
 _COLUMNS = ("tokens", "source", "tier", "ms", "copy_ms", "fraction_of_copy", "gb_s", "launches")
 
 
-def result(setting: Setting, checks: list[dict[str, str]], rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Everything that was found, and where."""
+def result(
+    setting: Setting, checks: list[dict[str, str]], rows: list[dict[str, Any]], *, seconds: float
+) -> dict[str, Any]:
+    """Everything that was found, and where, and how long it took."""
     wrong = [check for check in checks if check["error"]]
     is_cuda = setting.device.type == "cuda"
     return {
@@ -33,6 +36,7 @@ def result(setting: Setting, checks: list[dict[str, str]], rows: list[dict[str, 
             "fact_tokens": setting.fact_tokens,
         },
         "repeats": setting.repeats,
+        "seconds": seconds,
         "device": torch.cuda.get_device_name(setting.device) if is_cuda else f"{platform.machine()}, interpreted",
         "torch": torch.__version__,
         "triton": triton.__version__,
@@ -48,10 +52,17 @@ def table(found: dict[str, Any]) -> str:
     cells = [list(_COLUMNS), *([_cell(row[column]) for column in _COLUMNS] for row in found["rows"])]
     widths = [max(len(row[i]) for row in cells) for i in range(len(_COLUMNS))]
     lines += ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in cells]
-    targets = [row["target_met"] for row in found["rows"] if "target_met" in row]
-    if targets:
-        lines.append(f"0.8 of a copy in one launch, from device memory: {sum(targets)} of {len(targets)} rows")
+    lines += [_verdict(row) for row in found["rows"] if "target_met" in row]
+    lines.append(f"took {found['seconds']:.0f} s")
     return "\n".join(lines)
+
+
+def _verdict(row: dict[str, Any]) -> str:
+    verdict = "met" if row["target_met"] else "MISSED"
+    return (
+        f"target {verdict}: {row['tokens']} tokens of {row['source']} in device memory, "
+        f"{row['fraction_of_copy']:.2f} of a copy (at least {FASTEST}), launches {row['launches']} (1)"
+    )
 
 
 def _cell(value: object) -> str:

@@ -1,6 +1,7 @@
 """Facts out of a pool on a CPU, and splices by the model's own table; what a GPU does is tested interpreted."""
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -98,11 +99,36 @@ def test_a_splice_by_the_models_table_is_one_by_its_rows(
 
 def test_a_position_past_the_table_is_named_and_nothing_written() -> None:
     it = served(is_neox=True)
-    pools = list(torch.zeros(LAYERS, SLOTS, HEADS, DIM))
+    pools = [list(torch.zeros(LAYERS, SLOTS, HEADS, DIM)) for _ in "kv"]
     positions = it.positions.index_fill(0, torch.tensor([2]), 100)
     with pytest.raises(SpliceError, match=r"positions from \d+ to 100 leave \[0, 100\)"):
-        splice(it.plain_k, it.plain_v, it.table, it.slots, pools, pools, positions=positions, is_neox=True)
-    assert all(bool((pool == 0).all()) for pool in pools)
+        splice(it.plain_k, it.plain_v, it.table, it.slots, *pools, positions=positions, is_neox=True)
+    assert not any(bool(pool.any()) for pool in pools[0] + pools[1])
+
+
+MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
+    "a negative slot": ({"slots": torch.tensor([0, -1])}, r"slots from -1 to 0 leave \[0, \d+\)"),
+    "a slot past the pool": ({"slots": torch.tensor([0, 1 << 40])}, "slots from 0 to 1099511627776"),
+    "a negative position": ({"positions": torch.tensor([0, -1])}, "positions from -1 to 0"),
+    "no layers": ({"k_pools": [], "v_pools": []}, "0 key and 0 value pools"),
+    "too many positions": ({"positions": torch.arange(3)}, "3 positions for 2 slots"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+@pytest.mark.parametrize("capture", [unrotate_capture, capture_quantised])
+def test_a_capture_reads_nothing_that_is_not_there(capture: Callable[..., Any], name: str) -> None:
+    it = served(is_neox=True)
+    arguments = {
+        "k_pools": it.k_pools,
+        "v_pools": it.v_pools,
+        "slots": torch.tensor([0, 1]),
+        "cos_sin": it.table,
+        "positions": torch.tensor([0, 1]),
+    }
+    changes, message = MISTAKES[name]
+    with pytest.raises(SpliceError, match=message):
+        capture(**{**arguments, **changes}, is_neox=True)
 
 
 @pytest.mark.parametrize("source", [torch.float32, torch.bfloat16, torch.int8])

@@ -29,6 +29,26 @@ def test_the_fastest_tile_is_kept_and_looked_up() -> None:
     assert len(asked) == len(TILES), "looking up measures nothing"
 
 
+@pytest.mark.parametrize(
+    ("source", "target", "rotary_dim", "most_vectors"),
+    [
+        (torch.int8, torch.bfloat16, 128, 2),
+        (torch.bfloat16, torch.bfloat16, 128, 2),
+        (torch.float32, torch.float32, 128, 2),
+        (torch.float32, torch.bfloat16, 128, 1),
+        (torch.bfloat16, torch.bfloat16, 64, 1),
+    ],
+)
+def test_what_would_not_stay_in_registers_is_not_tried(
+    source: torch.dtype, target: torch.dtype, rotary_dim: int, most_vectors: int
+) -> None:
+    kind = KIND._replace(source=source, target=target, rotary_dim=rotary_dim)
+    tried: list[Tile] = []
+    Choices().choose(kind, lambda tile: tried.append(tile) or 1.0)
+    assert {tile.vectors for tile in tried} == set(range(1, most_vectors + 1))
+    assert DEFAULT_TILE in tried
+
+
 def test_a_length_that_was_not_measured_takes_the_nearest() -> None:
     choices = Choices()
     for size, best in ((64, TILES[0]), (2048, TILES[4])):
@@ -46,7 +66,11 @@ def test_a_length_that_was_not_measured_takes_the_nearest() -> None:
         # 128 threads of 8 pairs of 16 bits are 1,024: two tokens of 8 heads of 64 pairs.
         (Tile(1, 4), 8, 128, 128, 2, (2, 8, 64, 1)),
         (Tile(2, 8), 8, 128, 128, 2, (8, 8, 64, 1)),
-        (Tile(1, 4), 3, 80, 32, 2, (16, 4, 16, 64)),
+        # The 48 elements that do not rotate are moved 32 at a time: as many as do.
+        (Tile(1, 4), 3, 80, 32, 2, (16, 4, 16, 32)),
+        (Tile(1, 4), 8, 64, 16, 2, (16, 8, 8, 16)),
+        # Two of 64 rotate: the others are moved 16 at a time, and there are tokens for no more.
+        (Tile(1, 4), 8, 64, 2, 2, (16, 8, 1, 16)),
         (Tile(1, 4), 8, 128, 128, 4, (1, 8, 64, 1)),
         # 256 pairs are two heads of 128; the other 14 are other programs'.
         (Tile(1, 2), 16, 256, 256, 4, (1, 2, 128, 1)),

@@ -7,19 +7,17 @@ import torch
 from torch import Tensor
 from triton import cdiv
 
-from kv_splice.errors import QuantiseError
+from kv_splice.errors import QuantiseError, SpliceError
 from kv_splice.facts import FactScales
 from kv_splice.gpu.kernels import capture_kernel
 from kv_splice.gpu.launch import CHOICES, ELEMENTS, LAUNCHES, check_device, kind_of, on_device
 from kv_splice.gpu.pools import ALIGNMENT, angle_alignment, check_alignment, table_of
 from kv_splice.gpu.quantise_kernel import quantise_kernel
-from kv_splice.gpu.tiles import Tile, blocks_of
+from kv_splice.gpu.tiles import Tile, blocks_of, quantise_blocks_of
 from kv_splice.quantise import LARGEST_QUANTISED, KVScales
-from kv_splice.validate import Range, check_angles, check_offsets, check_pools, check_ranges
+from kv_splice.validate import check_capture, check_offsets
 
 __all__ = [
-    "QUANTISE_TOKENS",
-    "QUANTISE_WARPS",
     "Captured",
     "capture_quantised",
     "launch_capture",
@@ -27,12 +25,6 @@ __all__ = [
     "quantise_fact",
     "unrotate_capture",
 ]
-
-QUANTISE_TOKENS = 16
-"""Tokens of a fact that a program of `quantise_kernel` reads at once."""
-
-QUANTISE_WARPS = 8
-"""With fewer, a thread spills."""
 
 
 class Captured(NamedTuple):
@@ -77,7 +69,8 @@ def unrotate_capture(
     UnsupportedDevice
         Tensors that are not on a GPU.
     """
-    _check(k_pools, v_pools, slots, cos_sin, positions)
+    check_device(k_pools)
+    check_capture(k_pools, v_pools, slots, cos_sin, positions)
     return launch_capture(k_pools, v_pools, slots, cos_sin, positions=positions, is_neox=is_neox)
 
 
@@ -114,7 +107,7 @@ def launch_capture(
         element_size=table.dtype.itemsize,
     )
     grid = (cdiv(slots.numel(), blocks.tokens), cdiv(table.num_kv_heads, blocks.heads), table.num_layers)
-    cos_sin = cos_sin.contiguous()
+    cos_sin = cos_sin if cos_sin.stride(1) == 1 else cos_sin.contiguous()
     with on_device(slots.device):
         capture_kernel[grid](
             k,
@@ -173,7 +166,8 @@ def capture_quantised(
         A fact holds NaN, infinity, or a magnitude above `LARGEST_QUANTISED`; which, is in the message. To know, the
         device is waited for.
     """
-    _check(k_pools, v_pools, slots, cos_sin, positions)
+    check_device(k_pools)
+    check_capture(k_pools, v_pools, slots, cos_sin, positions)
     check_offsets(offsets, num_tokens=slots.numel(), device=slots.device)
     captured, refused = launch_quantise(k_pools, v_pools, slots, cos_sin, positions, offsets, is_neox=is_neox)
     _raise_where(refused)
@@ -193,7 +187,7 @@ def quantise_fact(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, KVScales]:
     QuantiseError
         NaN, infinity, a magnitude above `LARGEST_QUANTISED`, no elements, or tensors of two shapes.
     SpliceError
-        Tensors that are not aligned to 16 bytes.
+        Tensors that are not aligned to 16 bytes, or on two devices.
     UnsupportedDevice
         Tensors that are not on a GPU.
     """
@@ -204,6 +198,8 @@ def quantise_fact(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, KVScales]:
         )
     k_layers, v_layers = list(k.contiguous()), list(v.contiguous())
     check_device(k_layers)
+    if v.device != k.device:
+        raise SpliceError(f"V is on {v.device}, not on {k.device} as K is")
     offsets = torch.tensor([0, k.shape[1]], device=k.device)
     captured, refused = launch_quantise(k_layers, v_layers, None, None, None, offsets, is_neox=True)
     _raise_where(refused)
@@ -232,7 +228,8 @@ def launch_quantise(
         What is not aligned to 16 bytes.
     """
     table, device = table_of(k_pools, v_pools), k_pools[0].device
-    cos_sin = None if cos_sin is None else cos_sin.contiguous()
+    if cos_sin is not None and cos_sin.stride(1) != 1:
+        cos_sin = cos_sin.contiguous()
     num_facts = offsets.numel() - 1
     num_tokens = table.num_slots if slots is None else slots.numel()
     rotary_dim = table.head_dim if cos_sin is None else cos_sin.shape[1]
@@ -244,7 +241,7 @@ def launch_quantise(
         torch.empty((num_layers, num_tokens, num_heads), dtype=torch.float16, device=device),
     )
     refused = torch.zeros(num_facts, dtype=torch.int32, device=device)
-    blocks = blocks_of(Tile(1, 1), num_kv_heads=1, head_dim=head_dim, rotary_dim=rotary_dim, element_size=1)
+    blocks = quantise_blocks_of(head_dim=head_dim, rotary_dim=rotary_dim)
     with on_device(device):
         quantise_kernel[(num_facts, num_heads, num_layers)](
             k,
@@ -275,11 +272,11 @@ def launch_quantise(
             IS_NEOX=is_neox,
             ANGLE_ALIGNMENT=ALIGNMENT if cos_sin is None else angle_alignment(cos_sin),
             LARGEST=float(LARGEST_QUANTISED),
-            BLOCK_T=QUANTISE_TOKENS,
+            BLOCK_T=blocks.tokens,
             BLOCK_HALF=blocks.half,
             BLOCK_TAIL=blocks.tail,
-            BLOCK_D=1 << (head_dim - 1).bit_length(),
-            num_warps=QUANTISE_WARPS,
+            BLOCK_D=blocks.width,
+            num_warps=blocks.num_warps,
         )
     LAUNCHES["quantise"] += 1
     return Captured(k, v, scales), refused
@@ -290,16 +287,3 @@ def _raise_where(refused: Tensor) -> None:
         raise QuantiseError(
             f"facts {wrong} hold NaN, infinity or more than int8 takes, magnitudes up to {LARGEST_QUANTISED:.0f}"
         )
-
-
-def _check(
-    k_pools: Sequence[Tensor], v_pools: Sequence[Tensor], slots: Tensor, cos_sin: Tensor, positions: Tensor | None
-) -> None:
-    check_device(k_pools)
-    check_pools(k_pools, v_pools)
-    first = k_pools[0]
-    check_angles(cos_sin, positions, num_tokens=slots.numel(), head_dim=first.shape[2], device=first.device)
-    ranges = [Range("slots", slots, first.shape[0])]
-    if positions is not None:
-        ranges.append(Range("positions", positions, cos_sin.shape[0]))
-    check_ranges(ranges, device=first.device)

@@ -133,10 +133,10 @@ def move(
         turned = tl.join(narrow(a * cos - b * sin, dtype), narrow(b * cos + a * sin, dtype))
         tl.store(k_to[:, None, None] + at, tl.reshape(turned, (BLOCK_T, BLOCK_H, 2 * BLOCK_HALF)), mask=is_rotated)
         tl.store(v_to[:, None, None] + at, v, mask=is_rotated)
-    if R < D:
-        beyond = tl.arange(0, BLOCK_TAIL)[None, None, :]
-        at = head_at + (R + beyond)
-        is_tail = is_head & (beyond < D - R)
+    for start in tl.static_range(R, D, BLOCK_TAIL):
+        element = start + tl.arange(0, BLOCK_TAIL)[None, None, :]
+        at = head_at + element
+        is_tail = is_head & (element < D)
         if key_scales is None:
             k = _load_values(k_from, None, at, is_tail, dtype)
         else:

@@ -8,10 +8,13 @@ the fact's keys twice, the second time out of the cache, and its values once.
 
 import triton
 import triton.language as tl
+from triton import knobs
 
 from kv_splice.gpu.move import angles_of, narrow
 
 __all__ = ["quantise_kernel"]
+
+_IS_INTERPRETED = tl.constexpr(bool(knobs.runtime.interpret))
 
 _RUNTIME = (
     "k_out",
@@ -94,9 +97,45 @@ def _magnitudes(x, LARGEST: tl.constexpr):
 
 
 @triton.jit
-def _scale_of(largest, CLAMP: tl.constexpr):
+def _fused(x, y, z):
+    """`x * y + z`, rounded once; Triton's interpreter would round twice."""
+    if _IS_INTERPRETED:
+        return (x.to(tl.float64) * y.to(tl.float64) + z.to(tl.float64)).to(tl.float32)
+    else:
+        return tl.fma(x, y, z)
+
+
+@triton.jit
+def _inverse_of(scale):
+    """One over the fp16 `scale`, rounded to nearest; 1 where it is 0, of zeros only.
+
+    A device's quotient may be two units in the last place off. A Newton step rounds it as IEEE does, because the
+    inverse of eleven bits is never as near to the middle of two fp32 numbers as the step's error.
+    """
+    divisor = tl.where(scale == 0.0, 1.0, scale.to(tl.float32))
+    inverse = 1.0 / divisor
+    return _fused(_fused(-divisor, inverse, tl.full(divisor.shape, 1.0, tl.float32)), inverse, inverse)
+
+
+@triton.jit
+def _quotient(x, divisor, inverse):
+    """`x / divisor` rounded as IEEE has it, where it is not subnormal; `inverse` is one over the divisor, rounded.
+
+    The product is corrected twice by what is left of `x` (Markstein, Computation of elementary functions on the IBM
+    RISC System/6000 processor, 1990). A division to the last bit is a function with rare cases, and a thread that calls
+    it has fewer registers for the rest.
+    """
+    quotient = x * inverse
+    quotient = _fused(_fused(-quotient, divisor, x), inverse, quotient)
+    return _fused(_fused(-quotient, divisor, x), inverse, quotient)
+
+
+@triton.jit
+def _scale_of(largest, LARGEST: tl.constexpr, CLAMP: tl.constexpr):
     """A 127th in fp16, rounded up; at most 515.5 where `CLAMP`."""
-    scale = tl.div_rn(largest, 127.0).to(tl.float16)
+    largest = tl.minimum(largest, LARGEST)
+    steps = tl.full(largest.shape, 127.0, tl.float32)
+    scale = _quotient(largest, steps, tl.full(largest.shape, 1.0 / 127.0, tl.float32)).to(tl.float16)
     is_too_small = scale.to(tl.float32) * 127.0 < largest
     scale = (scale.to(tl.int16, bitcast=True) + is_too_small.to(tl.int16)).to(tl.float16, bitcast=True)
     if CLAMP:
@@ -106,10 +145,9 @@ def _scale_of(largest, CLAMP: tl.constexpr):
 
 
 @triton.jit
-def _rounded(x, scale, LARGEST: tl.constexpr):
+def _rounded(x, scale, inverse, LARGEST: tl.constexpr):
     """`x / scale` to the nearest integer, ties to even, which adding and taking away 1.5 * 2**23 does."""
-    divisor = tl.where(scale == 0.0, 1.0, scale)
-    quotient = tl.div_rn(tl.where(tl.abs(x) <= LARGEST, x, 0.0), divisor)
+    quotient = _quotient(tl.where(tl.abs(x) <= LARGEST, x, 0.0), scale, inverse)
     return ((quotient + 12582912.0) - 12582912.0).to(tl.int8)
 
 
@@ -165,11 +203,25 @@ def quantise_kernel(
     pair = tl.arange(0, BLOCK_HALF)
     tail = tl.arange(0, BLOCK_TAIL)
     element = tl.arange(0, BLOCK_D)[None, :].to(tl.int64)
-    largest_a = tl.zeros((BLOCK_HALF,), tl.float32)
-    largest_b = tl.zeros((BLOCK_HALF,), tl.float32)
-    largest_tail = tl.zeros((BLOCK_TAIL,), tl.float32)
     largest_v = tl.zeros((BLOCK_T,), tl.float32)
+    for first in range(start, end, BLOCK_T):
+        t = first + tl.arange(0, BLOCK_T).to(tl.int64)
+        is_token = t < end
+        v_tokens = tl.multiple_of(v_pool + _slots_of(slots, t, is_token) * v_pool_stride, [16])
+        is_element = is_token[:, None] & (element < D)
+        v = tl.load(v_tokens[:, None] + element, mask=is_element, other=0.0).to(tl.float32)
+        largest = tl.max(_magnitudes(v, LARGEST), 1)
+        largest_v = tl.maximum(largest_v, largest)
+        scale = _scale_of(largest, LARGEST, CLAMP)
+        of_token = value_scales + layer * value_scales_layer_stride + t * value_scales_token_stride + head
+        tl.store(of_token, scale, mask=is_token)
+        v_row = tl.multiple_of(v_out + layer * v_layer_stride + t * v_token_stride + head * D, [16])
+        v8 = _rounded(v, scale.to(tl.float32)[:, None], _inverse_of(scale)[:, None], LARGEST)
+        tl.store(v_row[:, None] + element, v8, mask=is_element)
 
+    most_a = tl.zeros((BLOCK_T, BLOCK_HALF), tl.float32)
+    most_b = tl.zeros((BLOCK_T, BLOCK_HALF), tl.float32)
+    most_tail = tl.zeros((BLOCK_T, BLOCK_TAIL), tl.float32)
     for first in range(start, end, BLOCK_T):
         t = first + tl.arange(0, BLOCK_T).to(tl.int64)
         is_token = t < end
@@ -178,27 +230,20 @@ def quantise_kernel(
         a, b = _plain_pairs(
             k_tokens, t, is_token, cos_sin, cos_sin_stride, positions, R, IS_NEOX, ANGLE_ALIGNMENT, BLOCK_T, BLOCK_HALF
         )
-        largest_a = tl.maximum(largest_a, tl.max(_magnitudes(a, LARGEST), 0))
-        largest_b = tl.maximum(largest_b, tl.max(_magnitudes(b, LARGEST), 0))
+        most_a = tl.maximum(most_a, _magnitudes(a, LARGEST))
+        most_b = tl.maximum(most_b, _magnitudes(b, LARGEST))
         if R < D:
             at = k_tokens[:, None] + (R + tail)[None, :].to(tl.int64)
             c = tl.load(at, mask=is_token[:, None] & (tail < D - R)[None, :], other=0.0).to(tl.float32)
-            largest_tail = tl.maximum(largest_tail, tl.max(_magnitudes(c, LARGEST), 0))
-        v_tokens = tl.multiple_of(v_pool + slot * v_pool_stride, [16])
-        is_element = is_token[:, None] & (element < D)
-        v = tl.load(v_tokens[:, None] + element, mask=is_element, other=0.0).to(tl.float32)
-        largest = tl.max(_magnitudes(v, LARGEST), 1)
-        largest_v = tl.maximum(largest_v, largest)
-        scale = _scale_of(largest, CLAMP)
-        of_token = value_scales + layer * value_scales_layer_stride + t * value_scales_token_stride + head
-        tl.store(of_token, scale, mask=is_token)
-        v_row = tl.multiple_of(v_out + layer * v_layer_stride + t * v_token_stride + head * D, [16])
-        tl.store(v_row[:, None] + element, _rounded(v, scale.to(tl.float32)[:, None], LARGEST), mask=is_element)
+            most_tail = tl.maximum(most_tail, _magnitudes(c, LARGEST))
+    largest_a = tl.max(most_a, 0)
+    largest_b = tl.max(most_b, 0)
+    largest_tail = tl.max(most_tail, 0)
 
     of_fact = key_scales + layer * key_scales_layer_stride + fact * key_scales_set_stride + head * D
-    scale_a = _scale_of(largest_a, CLAMP)
-    scale_b = _scale_of(largest_b, CLAMP)
-    scale_tail = _scale_of(largest_tail, CLAMP)
+    scale_a = _scale_of(largest_a, LARGEST, CLAMP)
+    scale_b = _scale_of(largest_b, LARGEST, CLAMP)
+    scale_tail = _scale_of(largest_tail, LARGEST, CLAMP)
     stride: tl.constexpr = 1 if IS_NEOX else 2
     second: tl.constexpr = HALF if IS_NEOX else 1
     tl.store(of_fact + stride * pair.to(tl.int64), scale_a, mask=pair < HALF)
@@ -209,6 +254,9 @@ def quantise_kernel(
     worst = tl.maximum(worst, tl.max(largest_v, 0))
     tl.store(refused + fact, 1, mask=worst > LARGEST)
 
+    inverse_a = _inverse_of(scale_a)[None, :]
+    inverse_b = _inverse_of(scale_b)[None, :]
+    inverse_tail = _inverse_of(scale_tail)[None, :]
     wide_a = scale_a.to(tl.float32)[None, :]
     wide_b = scale_b.to(tl.float32)[None, :]
     wide_tail = scale_tail.to(tl.float32)[None, :]
@@ -220,8 +268,8 @@ def quantise_kernel(
         a, b = _plain_pairs(
             k_tokens, t, is_token, cos_sin, cos_sin_stride, positions, R, IS_NEOX, ANGLE_ALIGNMENT, BLOCK_T, BLOCK_HALF
         )
-        a = _rounded(a, wide_a, LARGEST)
-        b = _rounded(b, wide_b, LARGEST)
+        a = _rounded(a, wide_a, inverse_a, LARGEST)
+        b = _rounded(b, wide_b, inverse_b, LARGEST)
         k_row = tl.multiple_of(k_out + layer * k_layer_stride + t * k_token_stride + head * D, [16])
         is_pair = is_token[:, None] & (pair < HALF)[None, :]
         if IS_NEOX:
@@ -237,4 +285,4 @@ def quantise_kernel(
             at = k_tokens[:, None] + (R + tail)[None, :].to(tl.int64)
             c = tl.load(at, mask=is_tail, other=0.0).to(tl.float32)
             to = k_row[:, None] + (R + tail)[None, :].to(tl.int64)
-            tl.store(to, _rounded(c, wide_tail, LARGEST), mask=is_tail)
+            tl.store(to, _rounded(c, wide_tail, inverse_tail, LARGEST), mask=is_tail)

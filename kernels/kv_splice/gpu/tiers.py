@@ -18,7 +18,7 @@ from kv_splice.gpu.launch import check_device, launch_splice
 from kv_splice.gpu.pools import table_of
 from kv_splice.gpu.timing import median_ms
 from kv_splice.quantise import ArenaScales
-from kv_splice.validate import check_splice
+from kv_splice.validate import check_pools, check_splice
 
 __all__ = ["HostTier", "crossover"]
 
@@ -98,7 +98,8 @@ class HostTier:
         """As `kv_splice.gpu.splice`, of arenas in pinned host memory; everything else is on the device.
 
         Only a blob, without rows and facts, is ever copied: rows of an arena lie apart, and a copy of each would cost
-        more than it brings. The arenas must live until the current stream has passed; Torch's allocator knows of the
+        more than it brings. The arenas must hold their numbers when this is called, because the copies do not wait for
+        the current stream, and must live and stay as they are until it has passed: Torch's allocator knows of the
         copies, and not of what a kernel reads.
 
         Raises
@@ -173,10 +174,22 @@ class HostTier:
         sizes: Sequence[int] = (32, 128, 512, 2048),
         repeats: int = 10,
     ) -> None:
-        """Measure both ways at these numbers of tokens, and set `threshold_bytes`. Slots from 0 on are written."""
+        """Measure both ways at these numbers of tokens, and set `threshold_bytes`. Slots from 0 on are written.
+
+        Sizes rise; those of more tokens than the pools have slots are left out.
+
+        Raises
+        ------
+        SpliceError, UnsupportedDevice
+            Pools that do not fit together, or are not on a GPU.
+        """
+        check_device(k_pools)
+        check_pools(k_pools, v_pools)
         table = table_of(k_pools, v_pools)
         zero_copy_ms, staged_ms, blob_bytes = [], [], []
         for size in sizes:
+            if size > table.num_slots:
+                break
             shape = (table.num_layers, size, table.num_kv_heads, table.head_dim)
             k, v = (torch.zeros(shape, dtype=source, pin_memory=self._copy_stream is not None) for _ in range(2))
             if not self._layers_at_once(k, v):

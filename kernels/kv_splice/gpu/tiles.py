@@ -12,6 +12,13 @@ __all__ = ["DEFAULT_TILE", "TILES", "Blocks", "Choices", "Kind", "Tile", "blocks
 
 _WARP_SIZE = 64 if torch.version.hip else 32
 _VECTOR_BYTES = 16
+_SHORTEST_TAIL = 16
+
+
+_QUANTISED_PAIRS = 8
+
+QUANTISE_TOKENS = 16
+"""Tokens of a fact that a program of `quantise_kernel` reads at once."""
 
 
 class Tile(NamedTuple):
@@ -22,7 +29,7 @@ class Tile(NamedTuple):
 
 
 TILES = (Tile(1, 2), Tile(1, 4), Tile(1, 8), Tile(2, 4), Tile(2, 8))
-"""What is tried. More vectors take more than 128 registers a thread."""
+"""What is tried, as far as it suits the kind of launch (`Kind.tiles`)."""
 
 DEFAULT_TILE = Tile(1, 4)
 """What is used of a kind that nothing was measured for."""
@@ -40,6 +47,17 @@ class Kind(NamedTuple):
     is_neox: bool
     size: int
 
+    @property
+    def tiles(self) -> tuple[Tile, ...]:
+        """What is tried of this kind, so that a thread has fewer than 128 registers and spills none.
+
+        Two vectors are too many where elements are read wider than they are written, and beside a part of a head that
+        does not rotate.
+        """
+        if self.rotary_dim == self.head_dim and self.source.itemsize <= self.target.itemsize:
+            return TILES
+        return tuple(tile for tile in TILES if tile.vectors == 1)
+
 
 class Blocks(NamedTuple):
     """Tokens and heads of a program, and the widths of half the rotated part and of the rest; all powers of two."""
@@ -48,6 +66,16 @@ class Blocks(NamedTuple):
     heads: int
     half: int
     tail: int
+
+
+class QuantiseBlocks(NamedTuple):
+    """Tokens of a fact that are read at once; half the rotated part, the rest, all of a head; warps a program."""
+
+    tokens: int
+    half: int
+    tail: int
+    width: int
+    num_warps: int
 
 
 class Choices:
@@ -71,8 +99,8 @@ class Choices:
         return self._tiles[kind]
 
     def choose(self, kind: Kind, time_ms: Callable[[Tile], float]) -> Tile:
-        """Measure every tile with `time_ms`, and keep the fastest."""
-        self._tiles[kind] = min(TILES, key=time_ms)
+        """Measure every tile of the kind with `time_ms`, and keep the fastest."""
+        self._tiles[kind] = min(kind.tiles, key=time_ms)
         return self._tiles[kind]
 
     def items(self) -> list[tuple[Kind, Tile]]:
@@ -90,10 +118,20 @@ def blocks_of(
     warp_size: int = _WARP_SIZE,
 ) -> Blocks:
     """Blocks of a program: as many heads as there are, then as many tokens as `tile` has room for."""
-    half, tail = _power_of_two(rotary_dim // 2), _power_of_two(max(1, head_dim - rotary_dim))
+    half = _power_of_two(rotary_dim // 2)
+    tail = min(_power_of_two(max(1, head_dim - rotary_dim)), max(2 * half, _SHORTEST_TAIL))
+    width = max(half, tail // 2)
     pairs = tile.vectors * tile.num_warps * warp_size * (_VECTOR_BYTES // element_size)
-    heads = min(_power_of_two(num_kv_heads), max(1, pairs // half))
-    return Blocks(max(1, pairs // (half * heads)), heads, half, tail)
+    heads = min(_power_of_two(num_kv_heads), max(1, pairs // width))
+    return Blocks(max(1, pairs // (width * heads)), heads, half, tail)
+
+
+def quantise_blocks_of(*, head_dim: int, rotary_dim: int, warp_size: int = _WARP_SIZE) -> QuantiseBlocks:
+    """Blocks of a program of `quantise_kernel`: eight pairs of keys a thread, or as few as there are."""
+    half, tail = _power_of_two(rotary_dim // 2), _power_of_two(max(1, head_dim - rotary_dim))
+    width = _power_of_two(head_dim)
+    num_warps = max(1, QUANTISE_TOKENS * width // (2 * _QUANTISED_PAIRS * warp_size))
+    return QuantiseBlocks(QUANTISE_TOKENS, half, tail, width, num_warps)
 
 
 def _power_of_two(n: int) -> int:

@@ -94,6 +94,27 @@ def test_an_amplitude_and_a_narrow_table_cancel() -> None:
     torch.testing.assert_close(k, before, rtol=1e-5, atol=1e-5)
 
 
+def test_captures_out_of_pools_of_more_than_2_to_the_31_elements() -> None:
+    """Memory that nobody writes is never there: a few pages are."""
+    num_slots = 2**31 // (16 * 128) + 8
+    k_pools, v_pools = ([torch.empty(num_slots, 16, 128, dtype=torch.bfloat16)] for _ in "kv")
+    slots = torch.tensor([num_slots - 1, 2, num_slots - 5])
+    for pool in k_pools + v_pools:
+        pool[slots] = torch.randn(3, 16, 128).bfloat16()
+    it = Served(k_pools, v_pools, slots, angles(torch.tensor([7, 0, 3999]), 128))
+    k, v = unrotate_capture(*it, is_neox=True)
+    assert torch.equal(k, plain(it, is_neox=True)[0])
+    assert torch.equal(v[0], v_pools[0][slots])
+    check_quantised(it, [1, 2], is_neox=True)
+
+
+def test_capture_of_nothing_in_int8() -> None:
+    got = capture_quantised(*served(0), offsets=torch.tensor([0, 0]), is_neox=True)
+    assert got.k.shape == got.v.shape == (2, 0, 2, 64)
+    assert got.scales.values.shape == (2, 0, 2)
+    assert not got.scales.keys.any()
+
+
 def test_capture_of_nothing() -> None:
     it = served(0)
     k, v = unrotate_capture(*it, is_neox=True)
@@ -148,6 +169,23 @@ def test_quantises_like_the_reference(head_dim: int, dtype: torch.dtype) -> None
     got, want = quantise_fact(k, v), quantise(k, v)
     for ours, theirs in ((got[0], want[0]), (got[1], want[1]), *zip(got[2], want[2], strict=True)):
         assert torch.equal(ours, theirs)
+
+
+def test_quotients_next_to_the_middle_of_two_steps() -> None:
+    """Of all scales that fp16 has, each with numbers one, two or no units in the last place off a half."""
+    torch.manual_seed(11)
+    scales = (
+        torch.arange(1, 0x7C00, dtype=torch.int16)[: 0x7BFF // 64 * 64].view(torch.float16).float().view(1, 1, -1, 64)
+    )
+    steps = torch.randint(-127, 127, (1, 8, *scales.shape[2:])) + 0.5
+    numbers = steps * scales
+    off = torch.randint(-2, 3, numbers.shape, dtype=torch.int32)
+    # The first token makes each channel's scale what it is: 127 of it.
+    k = torch.cat((127 * scales, (numbers.view(torch.int32) + off).view(torch.float32)), dim=1)
+    k8, _, found = quantise_fact(k, k)
+    assert torch.equal(found.keys.float(), scales[:, 0])
+    want = (k.double() / scales.double()).float().round()
+    assert torch.equal(k8.float(), want)
 
 
 def test_halfway_goes_to_even_and_the_largest_to_127() -> None:
@@ -212,10 +250,10 @@ def test_scales_of_an_arena_take_what_was_captured() -> None:
     it = served(12, dtype=torch.float32)
     offsets = torch.tensor([0, 7, 12])
     got = capture_quantised(*it, offsets=offsets, is_neox=True)
-    by_facts, by_rows = (pools(2, 16, 2, 64, dtype=torch.float32) for _ in range(2))
+    by_facts, by_rows = ([pools(2, 16, 2, 64, dtype=torch.float32) for _ in "kv"] for _ in range(2))
     sets = torch.tensor([0] * 7 + [1] * 5)
     arguments = (got.k, got.v, it.cos_sin, it.slots)
-    splice(*arguments, by_facts, by_facts, scales=got.scales, facts=Facts(offsets, offsets[:-1]), is_neox=True)
-    splice(*arguments, by_rows, by_rows, scales=ArenaScales(got.scales.keys, sets, got.scales.values), is_neox=True)
-    for ours, theirs in zip(by_facts, by_rows, strict=True):
+    splice(*arguments, *by_facts, scales=got.scales, facts=Facts(offsets, offsets[:-1]), is_neox=True)
+    splice(*arguments, *by_rows, scales=ArenaScales(got.scales.keys, sets, got.scales.values), is_neox=True)
+    for ours, theirs in zip(by_facts[0] + by_facts[1], by_rows[0] + by_rows[1], strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)

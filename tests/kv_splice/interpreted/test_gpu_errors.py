@@ -8,7 +8,7 @@ import pytest
 import torch
 from gpu_cases import Case, case
 
-from kv_splice import ArenaScales, QuantiseError, SpliceError, UnsupportedDevice
+from kv_splice import ArenaScales, KVScales, QuantiseError, SpliceError, UnsupportedDevice
 from kv_splice.facts import Facts, FactScales
 from kv_splice.gpu import LAUNCHES, capture_quantised, quantise_fact, unrotate_capture
 
@@ -38,8 +38,98 @@ def rows_of(it: Case) -> torch.Tensor:
     return it.rows
 
 
+def in_one(it: Case, *, apart: int, layers_apart: int = 0) -> dict[str, Any]:
+    """Keys and values of a token in one row, values `apart` elements behind keys, and layers further on."""
+    width = it.k_pools[0][0].numel()
+    memory = torch.zeros(11, 4 * width, dtype=torch.bfloat16)
+    starts = [layer * layers_apart for layer in range(2)]
+    keys, values = ([memory[:, at + to : at + to + width].unflatten(1, (2, 64)) for at in starts] for to in (0, apart))
+    return {"k_pools": keys, "v_pools": values}
+
+
+def out_of_a_pool(it: Case) -> dict[str, Any]:
+    """An arena in the memory of the last value pool."""
+    memory = torch.zeros(2, 11, 2, 64, dtype=torch.bfloat16)
+    return {"v_pools": list(memory), "arena_k": memory[:, 3:]}
+
+
 Mistake = tuple[Callable[[Case], dict[str, Any]], str]
 MISTAKES: dict[str, Mistake] = {
+    "two layers in one pool": (
+        lambda it: {"k_pools": it.k_pools[:1] * 2},
+        r"k_pools\[0\] and k_pools\[1\] share memory",
+    ),
+    "keys and values in one pool": (
+        lambda it: {"v_pools": it.k_pools},
+        r"k_pools\[0\] and v_pools\[0\] share memory",
+    ),
+    "pools half a token apart": (
+        lambda it: in_one(it, apart=64, layers_apart=256),
+        r"k_pools\[0\] and v_pools\[0\] share memory",
+    ),
+    "layers half a token apart": (
+        lambda it: in_one(it, apart=128, layers_apart=192),
+        r"k_pools\[1\] and v_pools\[0\] share memory",
+    ),
+    "an arena in a pool": (out_of_a_pool, r"v_pools\[0\] and arena_k share memory"),
+    "slots in two dimensions": (lambda it: {"slots": it.slots[None]}, r"slots is torch.int64 of shape \(1, 5\)"),
+    "slots past 64 bits of bytes": (
+        lambda it: {"slots": at(it.slots, 1, 2**62)},
+        "slots from .* to 4611686018427387904",
+    ),
+    "slots on another device": (lambda it: {"slots": it.slots.to("meta")}, "slots is on meta"),
+    "a pool without slots": (
+        lambda it: {name: [pool[:0] for pool in getattr(it, name)] for name in ("k_pools", "v_pools")},
+        r"slots from .* leave \[0, 0\)",
+    ),
+    "one slot that seems to be eleven": (
+        lambda it: {"k_pools": [pool[:1].expand(11, 2, 64) for pool in it.k_pools]},
+        r"k_pools\[0\] has strides \(0, 64, 1\)",
+    ),
+    "pools on another device": (
+        lambda it: {"v_pools": [pool.to("meta") for pool in it.v_pools]},
+        r"v_pools\[0\] is torch.bfloat16 on meta",
+    ),
+    "pools with fewer heads": (
+        lambda it: {name: [pool[:, :1] for pool in getattr(it, name)] for name in ("k_pools", "v_pools")},
+        r"k_pools\[0\] has shape \(11, 1, 64\), not \(11, 2, 64\)",
+    ),
+    "an arena in three dimensions": (
+        lambda it: {"arena_k": it.arena_k[0], "arena_v": it.arena_v[0]},
+        "arenas have shapes",
+    ),
+    "arenas of two shapes": (lambda it: {"arena_v": it.arena_v[:, :-1]}, "arenas have shapes"),
+    "an arena without rows": (
+        lambda it: {"arena_k": it.arena_k[:, :0], "arena_v": it.arena_v[:, :0]},
+        r"rows from .* leave \[0, 0\)",
+    ),
+    "an arena on another device": (lambda it: {"arena_k": it.arena_k.to("meta")}, "arena_k is on meta"),
+    "elements of an arena apart": (
+        lambda it: {"arena_k": it.arena_k.transpose(2, 3).contiguous().transpose(2, 3)},
+        "arena_k has strides",
+    ),
+    "a negative row": (lambda it: {"rows": at(rows_of(it), 1, -1)}, "rows from -1"),
+    "rows in floating point": (lambda it: {"rows": rows_of(it).float()}, "rows is torch.float32"),
+    "cos_sin in one dimension": (lambda it: {"cos_sin": it.cos_sin[:, 0]}, "cos_sin has shape"),
+    "an odd number of angles": (lambda it: {"cos_sin": it.cos_sin[:, :7]}, "cos_sin turns 7 of 64"),
+    "no angles": (lambda it: {"cos_sin": it.cos_sin[:, :0]}, "cos_sin turns 0 of 64"),
+    "cos_sin on another device": (lambda it: {"cos_sin": it.cos_sin.to("meta")}, "on meta"),
+    "positions of int32": (
+        lambda it: {"cos_sin": TABLE, "positions": torch.arange(5, dtype=torch.int32)},
+        "positions is torch.int32",
+    ),
+    "a table without rows": (
+        lambda it: {"cos_sin": TABLE[:0], "positions": torch.arange(5)},
+        r"positions from 0 to 4 leave \[0, 0\)",
+    ),
+    "a first row below the arena": (
+        lambda it: {"rows": None, "facts": FACTS._replace(first_rows=torch.tensor([-1, 3]))},
+        "first_rows from -1",
+    ),
+    "an offset past the tokens": (
+        lambda it: {"rows": None, "facts": FACTS._replace(offsets=torch.tensor([0, 6, 5]))},
+        "offsets from 0 to 6",
+    ),
     "slot past the pool": (lambda it: {"slots": at(it.slots, 1, 11)}, r"slots from .* leave \[0, 11\)"),
     "negative slot": (lambda it: {"slots": at(it.slots, 1, -1)}, "slots from -1"),
     "repeated slot": (lambda it: {"slots": at(it.slots, 1, int(it.slots[3]))}, "slots repeat"),
@@ -71,7 +161,7 @@ MISTAKES: dict[str, Mistake] = {
     ),
     "an arena off 16 bytes": (lambda it: {"arena_v": shifted(it.arena_v)}, "arena_v starts 2 bytes past"),
     "tokens off 16 bytes": (
-        lambda it: {"k_pools": [torch.zeros(11, 130, dtype=torch.bfloat16)[:, :128].view(11, 2, 64)] * 2},
+        lambda it: {"k_pools": [torch.zeros(11, 130, dtype=torch.bfloat16)[:, :128].view(11, 2, 64) for _ in range(2)]},
         r"tokens or layers of k_pools\[0\] are 260 bytes apart",
     ),
     "head_dim off 16 bytes": (narrower, r"heads of k_pools\[0\] are 120 bytes apart"),
@@ -121,6 +211,7 @@ def test_a_mistake_is_named_and_writes_nothing(name: str) -> None:
     change, message = MISTAKES[name]
     changes = change(it)
     pools = [*it.k_pools, *it.v_pools, *changes.get("k_pools", []), *changes.get("v_pools", [])]
+    pools = [pool for pool in pools if pool.device.type != "meta"]
     before, launches = [pool.clone() for pool in pools], LAUNCHES.total()
     with pytest.raises(SpliceError, match=message):
         it.run(**changes)
@@ -135,6 +226,30 @@ def scales_of(it: Case) -> ArenaScales:
 
 
 SCALE_MISTAKES: dict[str, Mistake] = {
+    "the scales of one fact": (
+        lambda it: {"scales": KVScales(scales_of(it).keys[:, 0], scales_of(it).values)},
+        "scales are KVScales",
+    ),
+    "no sets": (
+        lambda it: {"scales": scales_of(it)._replace(keys=scales_of(it).keys[:, :0])},
+        r"scales.sets from .* leave \[0, 0\)",
+    ),
+    "value scales of other rows": (
+        lambda it: {"scales": scales_of(it)._replace(values=scales_of(it).values[:, :-1])},
+        r"scales.values has shape \(2, 7, 2\)",
+    ),
+    "key scales in three dimensions": (
+        lambda it: {"scales": scales_of(it)._replace(keys=scales_of(it).keys[:, 0])},
+        "scales.keys has shape",
+    ),
+    "too few sets": (
+        lambda it: {"scales": scales_of(it)._replace(sets=scales_of(it).sets[1:])},
+        "scales.sets of 4 tokens for 5 slots",
+    ),
+    "scales on another device": (
+        lambda it: {"scales": scales_of(it)._replace(values=scales_of(it).values.to("meta"))},
+        "scales.values is torch.float16 on meta",
+    ),
     "key scales in fp32": (
         lambda it: {"scales": scales_of(it)._replace(keys=scales_of(it).keys.float())},
         "scales.keys is torch.float32",
@@ -189,6 +304,14 @@ def test_a_device_that_has_no_kernel() -> None:
 
 
 CAPTURE_MISTAKES: dict[str, Mistake] = {
+    "negative slot": (lambda it: {"slots": at(it.slots, 1, -1)}, "slots from -1"),
+    "slots of int32": (lambda it: {"slots": it.slots.int()}, "slots is torch.int32"),
+    "an odd number of angles": (lambda it: {"cos_sin": it.cos_sin[:, :7]}, "cos_sin turns 7 of 64"),
+    "pools of two dtypes": (
+        lambda it: {"v_pools": [pool.half() for pool in it.v_pools]},
+        "v_pools.0. is torch.float16",
+    ),
+    "too few positions": (lambda it: {"cos_sin": TABLE, "positions": torch.arange(4)}, "4 positions for 5 slots"),
     "slot past the pool": (lambda it: {"slots": at(it.slots, 1, 11)}, "slots from .* leave"),
     "no layers": (lambda it: {"k_pools": [], "v_pools": []}, "0 key pools"),
     "too few pools": (lambda it: {"v_pools": it.v_pools[1:]}, "2 key and 1 value pools"),
@@ -247,3 +370,8 @@ def test_offsets_that_are_no_facts(offsets: list[int]) -> None:
 def test_what_quantise_does_not_take(k: torch.Tensor, v: torch.Tensor) -> None:
     with pytest.raises(QuantiseError, match="both must be"):
         quantise_fact(k, v)
+
+
+def test_keys_and_values_on_two_devices() -> None:
+    with pytest.raises(SpliceError, match="V is on meta, not on cpu"):
+        quantise_fact(torch.zeros(1, 2, 1, 64), torch.zeros(1, 2, 1, 64, device="meta"))

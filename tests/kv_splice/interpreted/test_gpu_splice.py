@@ -77,6 +77,14 @@ def test_keys_and_values_may_be_differently_far_apart() -> None:
     check(it)
 
 
+def test_pools_may_lie_in_each_others_gaps() -> None:
+    """A page as some engines lay it out: of each token, all layers' keys and values."""
+    it = case()
+    page = torch.full((11, 2, 2, 2, 64), float("nan"), dtype=torch.bfloat16)
+    it.k_pools, it.v_pools = list(page[:, :, 0].unbind(1)), list(page[:, :, 1].unbind(1))
+    check(it)
+
+
 @INT8
 def test_a_blob_needs_no_rows(source: torch.dtype | None) -> None:
     it = case(source=source)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from gpu_cases import Case, angles, assert_same_bits, case, pools
 
+from kv_splice import SpliceError
 from kv_splice.facts import Facts, FactScales
 from kv_splice.gpu import CHOICES, LAUNCHES, TILES, HostTier, table_of, warm_up
 from kv_splice.gpu.launch import kind_of
@@ -92,6 +93,22 @@ def test_calibration_measures_both_ways(source: torch.dtype) -> None:
     assert LAUNCHES["splice"] - before >= 2 * 3 * 2
     sizes = [LAYERS * LAYER_BYTES[source] // 4 * tokens for tokens in (1, 2)]
     assert by.threshold_bytes in (None, *sizes)
+
+
+def test_calibration_writes_no_slot_that_is_not_there() -> None:
+    """Of memory behind the pools: 3 slots of 8 tokens' memory are a pool's."""
+    by = tier(layers=5, source=torch.bfloat16, threshold=7)
+    memory = [pools(LAYERS, 8, 2, 64, dtype=torch.bfloat16) for _ in "kv"]
+    k_pools, v_pools = ([pool[:3] for pool in of] for of in memory)
+    by.calibrate(k_pools, v_pools, torch.bfloat16, angles(torch.arange(9), 64), is_neox=True, sizes=(2, 4), repeats=1)
+    assert all(bool(pool[3:].isnan().all()) for of in memory for pool in of)
+    assert not any(bool(pool[:2].isnan().any()) for of in memory for pool in of)
+
+
+def test_calibration_takes_no_pools_that_do_not_fit() -> None:
+    it, by = blob(), tier(layers=1, source=torch.bfloat16)
+    with pytest.raises(SpliceError, match="5 key and 4 value pools"):
+        by.calibrate(it.k_pools, it.v_pools[1:], torch.bfloat16, it.cos_sin, is_neox=True)
 
 
 @INT8
