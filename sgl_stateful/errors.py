@@ -28,6 +28,7 @@ StatefulError
         └── BadFlashRequest            (422)
             ├── EmptyFlashQuestion
             ├── FlashSlotMissing           a slot of a template without data, or data without a slot
+            ├── FlashNeedsMemory           semantic matching on a server without a memory
             └── FlashChoicesAlike          choices that begin with the same token
 """
 
@@ -267,6 +268,10 @@ class EmptyFlashQuestion(BadFlashRequest):
 
 class FlashSlotMissing(BadFlashRequest):
     """A template names a slot for which there is no data, or there is data that no slot takes."""
+
+
+class FlashNeedsMemory(BadFlashRequest):
+    """Semantic matching on a server without a memory, whose embedder it needs."""
 
 
 class FlashChoicesAlike(BadFlashRequest):

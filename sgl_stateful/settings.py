@@ -124,6 +124,9 @@ class StatefulSettings(BaseSettings):
         0.05, ge=0, description="Registered questions are evaluated when no request has been in flight for so long."
     )
     flash_audit_every: int = Field(50, ge=1, description="One in so many stored answers served is decoded again.")
+    flash_semantic_audit_every: int = Field(
+        5, ge=1, description="One in so many stored answers served to other words is decoded for real."
+    )
     flash_events: int = Field(256, ge=1, description="Changes of answers that are kept of a session for its followers.")
     flash_readers: int = Field(16, ge=0, description="How many may follow the answers of one session.")
     flash_reader_s: float = Field(30.0, gt=0, description="A follower that takes nothing for so long is let go.")

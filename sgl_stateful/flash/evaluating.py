@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from memstore import MemStoreError
@@ -16,6 +16,7 @@ from .metrics import FlashMetrics
 from .outcomes import Run
 from .port import Decoded, EnginePrompt, FlashEngine
 from .prompts import FlashPrompts, MemoryFails
+from .semantic import says_the_same
 from .table import FlashTable
 
 logger = logging.getLogger(__name__)
@@ -95,8 +96,11 @@ class Evaluator:
         """Decode a hit again, on the version that it was of, as far as that can still be had."""
         entry, then, served = run.entry, run.key.present, run.audits
         assert served is not None, "an audit of nothing"
+        question = entry.question
+        if run.asked is not None:
+            question = replace(question, behind=run.asked, first=run.asked)
         try:
-            prompt = await self._prompts.of(entry.session_id, entry.question, version=then.data_version)
+            prompt = await self._prompts.of(entry.session_id, question, version=then.data_version)
         except BadSessionRequest:  # that version is not kept
             self._table.drop_audit(run)
             return
@@ -104,6 +108,11 @@ class Evaluator:
             self._table.drop_audit(run)
             return
         decoded = await self._ask(prompt.prompt, entry.question.sampling_params)
+        if run.asked is not None:
+            agreed = says_the_same(question, served.text, decoded.text)
+            self._metrics.semantic_audited(agreed=agreed)
+            self._table.audited(run, agreed=agreed)
+            return
         if served.by == "gate":
             choice = next(c for c in entry.question.choices if c.text == served.choice)
             agreed = agrees(choice, decoded.text)

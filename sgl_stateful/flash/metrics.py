@@ -63,6 +63,9 @@ class FlashMetrics:
         self._stale = counter("stale_prevented", "Answers of an earlier version that were not served.")
         self._false = counter("false_accepts", "Served answers that decoding again contradicted.")
         self._audits = counter("audits", "Served answers that were decoded again.")
+        self._alike = counter("semantic_hits", "Questions in other words answered from what was stored.")
+        self._alike_audits = counter("semantic_audits", "Answers to other words that were decoded for real.")
+        self._alike_false = counter("semantic_false_accepts", "Answers to other words that decoding contradicted.")
         self._evaluations = counter("evaluations", "Evaluations by outcome.", "outcome", get_args(Outcome))
         self._tokens = counter("tokens", "Tokens of evaluations.", "source", ("prefilled", "cached", "decoded"))
         self._seconds = counter("seconds", "Seconds in which something was evaluated.")
@@ -81,6 +84,20 @@ class FlashMetrics:
         """A stored answer was served."""
         self._hits.inc()
         self._counts["hits"] += 1
+
+    def semantic_hit(self) -> None:
+        """A stored answer was served to other words than its question's."""
+        self.hit()
+        self._alike.inc()
+        self._counts["semantic hits"] += 1
+
+    def semantic_audited(self, *, agreed: bool) -> None:
+        """An answer to other words was decoded for real, with these words."""
+        self._alike_audits.inc()
+        self._counts["semantic audits"] += 1
+        if not agreed:
+            self._alike_false.inc()
+            self._counts["semantic false_accepts"] += 1
 
     def hit_took(self, ms: float) -> None:
         """A question was answered by one so long after it had been rendered."""
@@ -147,6 +164,7 @@ class FlashMetrics:
         return {
             **{name: self._counts[name] for name in plain},
             "misses": of("miss", get_args(MissCause)),
+            "semantic": of("semantic", ("hits", "audits", "false_accepts")),
             "evaluations": of("evaluation", get_args(Outcome)),
             "tokens": of("tokens", ("prefilled", "cached", "decoded")),
             "seconds": round(self._spent_s, 6),

@@ -14,8 +14,10 @@ from sgl_stateful.sessions.content import Content
 from .choices import Choice
 from .sampling import is_greedy
 from .slots import Value
+from .wording import Wording
 
 DEFAULT_TOKENS, MOST_TOKENS = 32, 256
+DEFAULT_THRESHOLD = 0.9
 LONGEST_INTERVAL_MS = 86_400_000
 MOST_PRIORITY = 100
 
@@ -74,6 +76,10 @@ class Question:
         Of the gate of its choices; None: every answer is decoded.
     audit_target
         Share of the served answers that have to agree with decoding again.
+    semantic
+        Least similarity of other words that are taken for it; None: none are.
+    wording
+        Its words, as they are compared with others'.
 
     Raises
     ------
@@ -97,6 +103,8 @@ class Question:
     audit_target: float = 0.95
     memory: MemoryParams | None = None
     query: str = ""
+    semantic: float | None = None
+    wording: Wording | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         check_name(self.name)
@@ -108,8 +116,18 @@ class Question:
                 raise BadFlashRequest(f"{name} has to lie between 0 and 1, not {share:g}")
         if self.target is not None and not self.choices:
             raise BadFlashRequest("a gate needs choices: it is about the gap between the best two of them")
+        if self.semantic is not None:
+            self._check_semantic(self.semantic)
         if not self.behind or not self.first:
             raise EmptyFlashQuestion("there is no question: it has no tokens")
+
+    def _check_semantic(self, threshold: float) -> None:
+        if not 0 < threshold <= 1:
+            raise BadFlashRequest(f"semantic.threshold has to lie above 0 and not above 1, not {threshold:g}")
+        if not self.is_greedy:
+            raise BadFlashRequest("semantic matching needs greedy answers: others cannot be audited")
+        if self.memory is not None:
+            raise BadFlashRequest("semantic matching cannot be had with memory: other words find other facts")
 
     def ask(self, *, is_first: bool) -> Ask:
         """How it is recognised."""

@@ -23,8 +23,10 @@ from .outcomes import Hit, Miss, MissCause
 from .port import FlashEngine
 from .prompts import FlashPrompts, Memory
 from .question import Ask, Question
+from .semantic import Embed, SemanticMatcher
 from .shown import shown_answer, shown_entry
 from .table import FlashTable
+from .wording import Wording
 from .worker import FlashWorker
 
 _WHY = {
@@ -52,6 +54,8 @@ class FlashService:
         How long there have to be none before something begins.
     audit_every
         One in so many hits is decoded again.
+    embed, semantic_audit_every
+        See ``SemanticMatcher``.
     kept_events, readers
         Changes that are kept of a session, and how many may follow them.
     """
@@ -70,6 +74,8 @@ class FlashService:
         busy_share: float = 0.0,
         rest_s: float = 0.0,
         audit_every: int = 50,
+        embed: Embed | None = None,
+        semantic_audit_every: int = 5,
         kept_events: int = 256,
         readers: int = 16,
         clock: Callable[[], float] = time.monotonic,
@@ -88,6 +94,9 @@ class FlashService:
         self.prompts = FlashPrompts(sessions, memory)
         self.worker = FlashWorker(
             self.table, self.prompts, engine, metrics, busy_share=busy_share, rest_s=rest_s, clock=clock
+        )
+        self.semantic = SemanticMatcher(
+            self.table, self.prompts, metrics, embed=embed, audit_every=semantic_audit_every
         )
         self.followers = Followers(self.table.events, most=readers)
         self.table.events.listen(self.followers.wake)
@@ -216,6 +225,15 @@ class FlashService:
                 self.worker.wake()
         return found
 
+    def find_alike(self, session: Session, ask: Ask, wording: Wording, *, max_staleness_s: float = 0.0) -> Hit | None:
+        """The answer of a registered question that means what is asked; None where it has to be decoded."""
+        hit = self.semantic.find(session, ask, wording, max_staleness_s=max_staleness_s)
+        if hit is not None:
+            self.sessions.touch(session)
+            if self.table.has_audits:
+                self.worker.wake()
+        return hit
+
     async def answer(self, session_id: str, owner: str, name: str, *, max_staleness_s: float = 0.0) -> dict[str, Any]:
         """A question's answer, if it holds now.
 
@@ -311,4 +329,5 @@ def shown_hit(hit: Hit, now: float) -> dict[str, Any]:
         "served_from": "flash",
         "staleness_s": round(hit.staleness_s, 6),
         **shown_answer(hit.entry, hit.stored, now),
+        **({} if hit.similarity is None else {"by": "semantic", "similarity": hit.similarity}),
     }

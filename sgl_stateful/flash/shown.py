@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .answers import Stored
+from .audit import AlikeAudit
 from .entry import Entry
 from .gate import Gate
 
@@ -47,6 +48,7 @@ def shown_entry(entry: Entry, *, data_version: int, now: float, waiting: bool) -
             "agreed": entry.audit.agreed,
             "interval": list(entry.audit.interval()),
         },
+        "semantic": None if entry.alike is None else shown_alike(entry, entry.alike),
         "memory": None if question.memory is None else question.memory.model_dump(exclude_defaults=True),
         "template_version": entry.template_version,
         "state": _state(entry, data_version),
@@ -57,6 +59,20 @@ def shown_entry(entry: Entry, *, data_version: int, now: float, waiting: bool) -
         "evaluations": entry.worth.evaluations,
         "value": round(entry.worth.value(), 6),
         "answer": None if stored is None else shown_answer(entry, stored, now),
+    }
+
+
+def shown_alike(entry: Entry, alike: AlikeAudit) -> dict[str, Any]:
+    """How a question answers other words; shares in [0, 1]."""
+    low, high = alike.interval()
+    return {
+        "threshold": entry.question.semantic,
+        "hits": alike.hits,
+        "audited": alike.audited,
+        "agreed": alike.agreed,
+        "false_accepts": alike.false_accept_share(),
+        "false_accept_interval": [1 - high, 1 - low],
+        "retired": alike.retired,
     }
 
 

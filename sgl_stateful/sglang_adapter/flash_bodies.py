@@ -9,11 +9,11 @@ from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, Stric
 from sgl_stateful.errors import BadFlashRequest, EmptyFlashQuestion
 from sgl_stateful.flash.choices import MOST_CHOICES, choices_of
 from sgl_stateful.flash.gate import DEFAULT_TARGET
-from sgl_stateful.flash.question import DEFAULT_TOKENS, Prompt, Question, check_name
+from sgl_stateful.flash.question import DEFAULT_THRESHOLD, DEFAULT_TOKENS, Prompt, Question, check_name
 from sgl_stateful.flash.sampling import canonical_sampling
 from sgl_stateful.flash.slots import fill
 from sgl_stateful.params import MemoryParams
-from sgl_stateful.sessions.content import Renderer
+from sgl_stateful.sessions.content import Content, Renderer
 
 from .flash_serving import sampling_defaults
 from .sampling import check_sampling
@@ -31,6 +31,14 @@ class GateBody(BaseModel):
     target: Share = DEFAULT_TARGET
 
 
+class SemanticBody(BaseModel):
+    """Other words that mean the question are answered by it: from which similarity on."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    threshold: Share = DEFAULT_THRESHOLD
+
+
 class QuestionBody(ContentBody):
     """A question of a session: text, messages or input_ids, in which ``{{name}}`` is a slot that ``data`` fills."""
 
@@ -42,7 +50,12 @@ class QuestionBody(ContentBody):
     priority: StrictInt = 0
     gate: GateBody | None = None
     audit_target: Share = DEFAULT_TARGET
+    semantic: SemanticBody | None = None
     memory: MemoryParams | None = None
+
+    def filled(self) -> Content:
+        """The question with data in its slots; raises ``BadFlashRequest``."""
+        return fill(self.content(), self.data)
 
     def question(self, name: str, renderer: Renderer) -> Question:
         """The question, rendered.
@@ -79,6 +92,7 @@ class QuestionBody(ContentBody):
             target=None if self.gate is None else self.gate.target,
             audit_target=self.audit_target,
             memory=self.memory,
+            semantic=None if self.semantic is None else self.semantic.threshold,
         )
 
     def _sampling(self) -> dict[str, Any]:

@@ -47,7 +47,8 @@ def _session_routes(ready: Callable[[], Awaitable[FlashService]], reader_s: floa
     @router.post("", status_code=201)
     async def register(session_id: str, body: RegisterBody) -> Any:
         flash = await ready()
-        return await flash.register(session_id, body.owner, body.question(body.name, flash.sessions.renderer))
+        question = body.question(body.name, flash.sessions.renderer)
+        return await flash.register(session_id, body.owner, await flash.semantic.worded(question, body.filled()))
 
     @router.get("")
     async def list_questions(session_id: str, owner: str) -> Any:
@@ -75,7 +76,8 @@ def _session_routes(ready: Callable[[], Awaitable[FlashService]], reader_s: floa
     @router.put("/{name}")
     async def update(session_id: str, name: str, body: QuestionBody) -> Any:
         flash = await ready()
-        return await flash.update(session_id, body.owner, body.question(name, flash.sessions.renderer))
+        question = body.question(name, flash.sessions.renderer)
+        return await flash.update(session_id, body.owner, await flash.semantic.worded(question, body.filled()))
 
     @router.delete("/{name}")
     async def delete(session_id: str, name: str, owner: str) -> Any:

@@ -50,10 +50,10 @@ def flash_of(tokenizer_manager: Any) -> FlashService | None:
     return None if starter is None else starter.flash
 
 
-def serve(tokenizer_manager: Any, request: GenerateReqInput, asked: Asked) -> dict[str, Any] | None:
+async def serve(tokenizer_manager: Any, request: GenerateReqInput, asked: Asked) -> dict[str, Any] | None:
     """The reply to a question that has been answered already; None where it has to be decoded.
 
-    What is wrong with the request, the ordinary way says.
+    What is wrong with the request, the ordinary way says. Waits for nothing unless other words may be meant.
     """
     began = time.perf_counter()
     flash, params = flash_of(tokenizer_manager), asked.params
@@ -78,10 +78,15 @@ def serve(tokenizer_manager: Any, request: GenerateReqInput, asked: Asked) -> di
         miss = "facts"
     facts = fact_versions(asked.retrieved)
     hit = flash.find(session, ask, facts=facts, max_staleness_s=params.max_staleness_s, miss=miss)
+    if hit is None and miss is None and (wording := await flash.semantic.wording(session, ask, asked.content)):
+        # Meanwhile the session may have changed, or ended.
+        if (session := _session(flash, asked)) is None:
+            return None
+        hit = flash.find_alike(session, ask, wording, max_staleness_s=params.max_staleness_s)
     if hit is None:
         return None
     request.normalize_batch_and_arguments()  # what SGLang's handlers rely on afterwards
-    reply = _reply(flash, session, hit, request, began)
+    reply = _reply(flash, session, hit, request, began, num_asked=len(ask.prompt))
     flash.metrics.hit_took(1e3 * reply["meta_info"]["e2e_latency"])
     return reply
 
@@ -100,7 +105,9 @@ def _session(flash: FlashService, asked: Asked) -> Session | None:
     return session
 
 
-def _reply(flash: FlashService, session: Session, hit: Hit, request: GenerateReqInput, began: float) -> dict[str, Any]:
+def _reply(
+    flash: FlashService, session: Session, hit: Hit, request: GenerateReqInput, began: float, *, num_asked: int
+) -> dict[str, Any]:
     answer, now = hit.stored.answer, flash.table.clock()
     shown = shown_hit(hit, now)
     kept: Mapping[str, Any] = answer.reply.get("meta_info", {})
@@ -109,7 +116,12 @@ def _reply(flash: FlashService, session: Session, hit: Hit, request: GenerateReq
     if answer.by == "gate":
         finish_reason = {"type": "stop", "matched": None}
     prompt_tokens = meta.get("prompt_tokens", 0)
+    of_asked = ("age_s", "staleness_s", "confidence", "by")
+    if hit.similarity is not None:
+        prompt_tokens += num_asked - len(hit.stored.key.ask.prompt)
+        of_asked += ("similarity",)
     meta |= {
+        "prompt_tokens": prompt_tokens,
         "id": request.rid if isinstance(request.rid, str) else uuid.uuid4().hex,
         "finish_reason": finish_reason,
         "completion_tokens": len(answer.token_ids),
@@ -126,7 +138,7 @@ def _reply(flash: FlashService, session: Session, hit: Hit, request: GenerateReq
             "served_from": shown["served_from"],
             "flash": {
                 "name": hit.entry.name,
-                **{name: shown[name] for name in ("age_s", "staleness_s", "confidence", "by")},
+                **{name: shown[name] for name in of_asked},
             },
         },
         "e2e_latency": time.perf_counter() - began,

@@ -209,7 +209,7 @@ async def around_generate_request(
         return
     try:
         asked = None if hasattr(request, REPORTS) else await _asked(tokenizer_manager, request)
-        if asked is not None and (stored := flash_serving.serve(tokenizer_manager, request, asked)) is not None:
+        if asked is not None and (stored := await flash_serving.serve(tokenizer_manager, request, asked)) is not None:
             setattr(request, READER, Answered(stored["meta_info"][SESSION_KEY]))
             yield stored
             return
