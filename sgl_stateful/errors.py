@@ -234,13 +234,14 @@ class FlashLimitReached(FlashError):
 
     status_code = 429
 
-    def __init__(self, numbers: FlashNumbers) -> None:
+    def __init__(self, numbers: FlashNumbers, noun: str = "question") -> None:
         self.numbers = numbers
+        nouns = "entries" if noun == "entry" else f"{noun}s"
         if numbers.owner_registered >= numbers.owner_limit:
             have, may, whose = numbers.owner_registered, numbers.owner_limit, " by this owner"
         else:
             have, may, whose = numbers.registered, numbers.limit, ""
-        super().__init__(f"{have} of {may} questions are registered{whose}: delete some")
+        super().__init__(f"{have} of {may} {nouns} are registered{whose}: delete some")
 
 
 class FlashReadersFull(FlashError):

@@ -9,12 +9,15 @@ from .answers import Answer, AnswerKey, Stored
 from .entry import Entry
 from .question import Prompt
 
-MissCause = Literal["sampling", "not_ready", "version", "facts", "weights", "retired", "fresh", "unsupported"]
+MissCause = Literal[
+    "sampling", "not_ready", "version", "facts", "weights", "retired", "fresh", "unsupported", "evicted"
+]
 """Why a registered question is decoded for real.
 
 ``sampling``: with other parameters. ``not_ready``: it has no answer. ``version``: its answer is of an earlier version.
 ``facts``: its answer had other facts. ``weights``: they are being updated. ``retired``: it is out of service.
 ``fresh``: the caller wants it so. ``unsupported``: more is asked for than the answer, such as log probabilities.
+``evicted``: of an entry alone: its KV has left the pool.
 """
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from sgl_stateful.errors import BadFlashRequest, EmptyFlashQuestion
 from sgl_stateful.params import MemoryParams
@@ -88,6 +88,8 @@ class Question:
     EmptyFlashQuestion
     """
 
+    LEAST_TOKENS: ClassVar[int] = 1
+
     name: str
     content: Content
     behind: Prompt
@@ -108,7 +110,7 @@ class Question:
 
     def __post_init__(self) -> None:
         check_name(self.name)
-        _in_range("max_tokens", self.max_tokens, 1, MOST_TOKENS)
+        _in_range("max_tokens", self.max_tokens, self.LEAST_TOKENS, MOST_TOKENS)
         _in_range("min_interval_ms", self.min_interval_ms, 0, LONGEST_INTERVAL_MS)
         _in_range("priority", self.priority, -MOST_PRIORITY, MOST_PRIORITY)
         for name, share in (("gate.target", self.target), ("audit_target", self.audit_target)):

@@ -45,6 +45,10 @@ class FlashTable:
         One in so many hits is decoded again, by chance.
     kept_events
         Of each session.
+    queue
+        One that several tables share; None: one of its own.
+    noun
+        What it holds, in messages.
     clock
         Seconds.
     chance
@@ -60,11 +64,13 @@ class FlashTable:
         aging_s: float = 5.0,
         audit_every: int = 50,
         kept_events: int = 256,
+        queue: EvaluationQueue | None = None,
+        noun: str = "question",
         clock: Callable[[], float],
         chance: Callable[[], float] | None = None,
     ) -> None:
-        self.registrations = Registrations(limit=limit, owner_limit=owner_limit)
-        self.queue = EvaluationQueue(aging_s=aging_s, most=batch)
+        self.registrations = Registrations(limit=limit, owner_limit=owner_limit, noun=noun)
+        self.queue = EvaluationQueue(aging_s=aging_s, most=batch) if queue is None else queue
         self.events = EventLogs(kept_events)
         self.clock = clock
         self.flushes = 0
@@ -302,12 +308,17 @@ class FlashTable:
             return Hit(entry, stored, staleness_s)
         return Miss("version", entry)
 
-    def served(self, hit: Hit, *, asked: Prompt | None = None, audit_every: int | None = None) -> None:
-        """Count a hit, and by chance have it audited; ``asked``: what was, where it was not the question itself."""
+    def counted(self, hit: Hit) -> None:
+        """Count a hit."""
         entry, stored = hit.entry, hit.stored
         entry.worth.used += stored.hits == 0
         entry.hits += 1
         stored.hits += 1
+
+    def served(self, hit: Hit, *, asked: Prompt | None = None, audit_every: int | None = None) -> None:
+        """Count a hit, and by chance have it audited; ``asked``: what was, where it was not the question itself."""
+        self.counted(hit)
+        entry, stored = hit.entry, hit.stored
         is_audited = entry.question.is_greedy and self._chance() * (audit_every or self._audit_every) < 1
         if is_audited and len(self._audits) < _MOST_AUDITS:
             self._audits.append(Run(entry, stored.key, began_at=self.clock(), audits=stored.answer, asked=asked))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, StrictStr
@@ -74,14 +75,14 @@ class QuestionBody(ContentBody):
         behind, first = (
             render_question(renderer, filled, self.memory, is_first=is_first) for is_first in (False, True)
         )
-        sampling = self._sampling()
+        sampling = registered_sampling(self.sampling_params, self.max_tokens)
         choices = () if self.choices is None else choices_of(self.choices, renderer.encode)
         return Question(
             name=name,
             content=content,
             data=self.data,
-            behind=_prompt(behind),
-            first=_prompt(first),
+            behind=as_prompt(behind),
+            first=as_prompt(first),
             query=behind.query,
             max_tokens=self.max_tokens,
             sampling_params=sampling,
@@ -95,19 +96,6 @@ class QuestionBody(ContentBody):
             semantic=None if self.semantic is None else self.semantic.threshold,
         )
 
-    def _sampling(self) -> dict[str, Any]:
-        """What the engine is sent: greedy unless said otherwise."""
-        given = self.sampling_params
-        check_sampling(given)
-        if given.get("max_new_tokens", self.max_tokens) != self.max_tokens:
-            raise BadFlashRequest("sampling_params.max_new_tokens: say max_tokens instead")
-        if given.get("n") not in (None, 1):
-            raise BadFlashRequest("sampling_params.n has to be 1: a question has one answer")
-        if given.get("custom_params"):
-            raise BadFlashRequest("sampling_params.custom_params cannot be registered")
-        plain = {name: value for name, value in given.items() if value is not None}
-        return {"temperature": 0.0, **plain, "max_new_tokens": self.max_tokens}
-
 
 class RegisterBody(QuestionBody):
     """A question, and its name in the session."""
@@ -115,5 +103,24 @@ class RegisterBody(QuestionBody):
     name: str = Field(max_length=256)
 
 
-def _prompt(rendered: Rendered) -> Prompt:
+def registered_sampling(given: Mapping[str, Any], max_tokens: int) -> dict[str, Any]:
+    """What the engine is sent: greedy unless said otherwise.
+
+    Raises
+    ------
+    BadFlashRequest, BadSessionRequest
+    """
+    check_sampling(given)
+    if given.get("max_new_tokens", max_tokens) != max_tokens:
+        raise BadFlashRequest("sampling_params.max_new_tokens: say max_tokens instead")
+    if given.get("n") not in (None, 1):
+        raise BadFlashRequest("sampling_params.n has to be 1: a question has one answer")
+    if given.get("custom_params"):
+        raise BadFlashRequest("sampling_params.custom_params cannot be registered")
+    plain = {name: value for name, value in given.items() if value is not None}
+    return {"temperature": 0.0, **plain, "max_new_tokens": max_tokens}
+
+
+def as_prompt(rendered: Rendered) -> Prompt:
+    """Token ids of a question that was rendered."""
     return Prompt(tuple(rendered.head), tuple(rendered.tail))

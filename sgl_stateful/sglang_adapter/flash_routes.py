@@ -36,7 +36,8 @@ def _server_routes(ready: Callable[[], Awaitable[FlashService]]) -> APIRouter:
     @router.get("/stats")
     @auth_level(AuthLevel.ADMIN_OPTIONAL)  # type: ignore[untyped-decorator]  # it names every owner
     async def stats(rows: Annotated[int, Query(ge=0, le=MAX_LISTED)] = 0) -> Any:
-        return (await ready()).stats(rows=rows)
+        flash = await ready()
+        return {**flash.stats(rows=rows), "entries": await flash.entries.stats(rows=rows)}
 
     return router
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from memstore.session_log import SessionLog, VolatileSessionLog
 from sgl_stateful.errors import BadSessionRequest
-from sgl_stateful.flash.metrics import process_flash_metrics
+from sgl_stateful.flash.metrics import process_entry_metrics, process_flash_metrics
 from sgl_stateful.flash.service import FlashService
 from sgl_stateful.flash.wording import direction
 from sgl_stateful.salts import Salts
@@ -130,8 +130,12 @@ class SessionStarter:
             memory=memory,
             engine=SGLangFlashEngine(self._engine, self._manager),
             metrics=process_flash_metrics(),
+            entry_metrics=process_entry_metrics(),
             limit=settings.flash_limit,
             owner_limit=settings.flash_owner_limit,
+            entry_limit=settings.entry_limit,
+            entry_owner_limit=settings.entry_owner_limit,
+            entry_cells=settings.entry_budget(sessions.pool_tokens),
             batch=settings.flash_batch,
             aging_s=settings.flash_aging_s,
             busy_share=settings.flash_busy_share,

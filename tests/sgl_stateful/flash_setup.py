@@ -15,7 +15,7 @@ from session_values import ANA
 from words import ByteTokenizer
 
 from memstore.session_log import VolatileSessionLog
-from sgl_stateful.flash.metrics import FlashMetrics
+from sgl_stateful.flash.metrics import EntryMetrics, FlashMetrics
 from sgl_stateful.flash.outcomes import Hit
 from sgl_stateful.flash.question import Prompt, Question
 from sgl_stateful.flash.service import FlashService
@@ -101,6 +101,9 @@ async def starting(memory: MemoryService | None = None, **more: Any) -> AsyncIte
         values: dict[str, Any] = {
             "limit": 100,
             "owner_limit": 50,
+            "entry_limit": 100,
+            "entry_owner_limit": 50,
+            "entry_cells": 1000,
             "batch": 8,
             "aging_s": 5.0,
             "kept_events": 8,
@@ -108,7 +111,14 @@ async def starting(memory: MemoryService | None = None, **more: Any) -> AsyncIte
             **more,
         }
         registry = CollectorRegistry()
-        flash = FlashService(sessions=sessions, memory=memory, engine=engine, metrics=FlashMetrics(registry), **values)
+        flash = FlashService(
+            sessions=sessions,
+            memory=memory,
+            engine=engine,
+            metrics=FlashMetrics(registry),
+            entry_metrics=EntryMetrics(registry),
+            **values,
+        )
         if memory is not None:
             memory.on_facts(flash.facts_changed)
         task = asyncio.create_task(flash.worker.run())
