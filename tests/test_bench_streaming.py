@@ -122,6 +122,9 @@ def test_a_tape_is_what_was_sent_record_by_record() -> None:
     assert tape.grow(10) == []
     assert tape.question("Why?") == encode("Why?")
     assert len({tuple(tape.question("Why?", number=number)) for number in range(3)}) == 3
+    assert [tape.entry("Why?\nAnswer:", number) for number in (1, 2)] == [
+        (encode("Why"), encode(f" (request {number})?\nAnswer:")) for number in (1, 2)
+    ]
 
 
 @pytest.mark.parametrize("shape", [FULL, QUICK])
@@ -281,6 +284,13 @@ def test_a_stored_answers_time_is_of_the_whole_reply_and_anothers_of_its_first_t
     decoded = sample_of(SWEEP, "radix", 500, Reply(9.0, [1], meta))
     stored = sample_of(SWEEP, "flash", 500, Reply(9.0, [1], meta | {"session": {"served_from": "flash"}}))
     assert (decoded.server_ms, stored.server_ms) == (200.0, 500.0)
+    uses = [
+        sample_of(
+            SWEEP, "entry", 500, Reply(9.0, [1], meta | {"session": {"served_from": "entry", "entry": {"by": by}}})
+        )
+        for by in ("prefix", "ahead", "whole", "gate")
+    ]
+    assert [one.server_ms for one in uses] == [200.0, 200.0, 500.0, 500.0]
     assert (decoded.ttft_ms, decoded.cached_tokens, decoded.prompt_tokens) == (9.0, 3, 4)
 
 

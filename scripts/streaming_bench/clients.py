@@ -46,17 +46,24 @@ def sample_of(part: str, arm: str, context: int, reply: Reply) -> Sample:
 
 
 def is_stored(reply: Reply) -> bool:
-    """Whether the answer is one that was stored."""
+    """Whether the answer is that of a registered question."""
     return bool((reply.meta.get("session") or {}).get("served_from") == "flash")
+
+
+def entry_use(reply: Reply) -> str | None:
+    """How an entry was of use: ``prefix``, ``ahead``, ``whole`` or ``gate``; None: it was not."""
+    entry = (reply.meta.get("session") or {}).get("entry")
+    return None if entry is None else str(entry["by"])
 
 
 def server_ms(reply: Reply) -> float:
     """The server's own time to the first token, from the rendered question on.
 
-    Of a stored answer until the whole reply has been made. Of another one until the scheduler has its first token,
+    Of what needs no engine until the whole reply has been made. Of the rest until the scheduler has its first token,
     which is less than until the reply: the way back to the HTTP process is not in it.
     """
-    return 1e3 * float(reply.meta["e2e_latency" if is_stored(reply) else "first_token_latency"])
+    needs_no_engine = is_stored(reply) or entry_use(reply) in ("whole", "gate")
+    return 1e3 * float(reply.meta["e2e_latency" if needs_no_engine else "first_token_latency"])
 
 
 class FlashClient(SessionClient):
@@ -82,6 +89,17 @@ class FlashClient(SessionClient):
         """What the server says of a question."""
         return self.call("GET", f"/v1/sessions/{session}/flash/{name}", params={"owner": OWNER})
 
+    def enter(self, session: str, name: str, ids: list[int], *, ahead: int) -> None:
+        """Register an entry, of which so many tokens of the answer are decoded ahead; 0: it is prefilled alone."""
+        body = {
+            "owner": OWNER,
+            "name": name,
+            "input_ids": ids,
+            "max_tokens": ahead,
+            "sampling_params": {"temperature": 0, "ignore_eos": True},
+        }
+        self.call("POST", f"/v1/sessions/{session}/entries", httpx.codes.CREATED, json=body)
+
     def wait_answered(self, session: str, *, owner: str = OWNER) -> dict[str, dict[str, Any]]:
         """Wait until every question in service has an answer on the session's newest version; all of them by name.
 
@@ -90,15 +108,22 @@ class FlashClient(SessionClient):
         Unexpected
             One has failed, or it takes too long.
         """
+        return self._wait(session, "flash", "questions", owner)
+
+    def wait_entered(self, session: str) -> None:
+        """The same of entries: until each is prefilled, and decoded ahead, on the newest version."""
+        self._wait(session, "entries", "entries", OWNER)
+
+    def _wait(self, session: str, path: str, part: str, owner: str) -> dict[str, dict[str, Any]]:
         deadline = time.monotonic() + _PATIENCE_S
         while time.monotonic() < deadline:
-            found = self.call("GET", f"/v1/sessions/{session}/flash", params={"owner": owner})["questions"]
+            found = self.call("GET", f"/v1/sessions/{session}/{path}", params={"owner": owner})[part]
             if broken := [one for one in found if one["error"]]:
-                raise Unexpected(f"question {broken[0]['name']}: {broken[0]['error']}")
+                raise Unexpected(f"{broken[0]['name']} of {part}: {broken[0]['error']}")
             if all(one["state"] in ("fresh", "retired") and not one["waiting"] for one in found):
                 return {one["name"]: one for one in found}
             time.sleep(_POLL_S)
-        raise Unexpected(f"no answers on the newest version of session {session} in {_PATIENCE_S:.0f} s")
+        raise Unexpected(f"{part} of session {session} are not of its newest version after {_PATIENCE_S:.0f} s")
 
     def ask_session(self, session: str, ids: list[int], *, answer: int, fresh: bool = False) -> Reply:
         """Ask as ``query`` does, where a gate's answer is as long as its choice; ``fresh``: decoded in any case."""

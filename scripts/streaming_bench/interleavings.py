@@ -45,8 +45,10 @@ class Outcome:
 class Interleavings:
     """Runs them against one server, one after the other.
 
-    Each is two changes and two questions in any order, half of them begin with all answers there; the others meet
-    questions that wait or are being answered. A question without facts is held against ``decode`` of the token ids that the session has by our own account. One
+    Each is two changes and two questions in any order. Half of them begin with all answers there; the others meet
+    questions that wait or are being answered.
+
+    A question without facts is held against ``decode`` of the token ids that the session has by our own account. One
     with facts is asked again at once, to be decoded for real.
 
     Parameters

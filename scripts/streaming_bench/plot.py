@@ -14,7 +14,8 @@ from .clients import Sample
 NAMES = {
     "stock": ("stock SGLang, prompt resent", "blue", "o"),
     "query": ("session query", "green", "s"),
-    "entry": ("pre-positioned entry", "purple", "^"),
+    "entry": ("pre-positioned entry, its end prefilled", "purple", "^"),
+    "ahead": ("pre-positioned entry, answer gone on with", "orange", "v"),
     "flash": ("flash hit", "vermillion", "D"),
 }
 

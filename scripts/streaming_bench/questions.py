@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from .market import SYMBOLS, Candle, Event, Record, price
 
 YES, NO = " Yes", " No"
-_ENDING = "\nAnswer:"
+_ENDING = "\nAnswer:"  # behind the only question mark
 
 Answer = Callable[[Sequence[Record]], str | None]
 

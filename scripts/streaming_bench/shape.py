@@ -19,6 +19,8 @@ class Shape:
         Of each round: how often a stored answer is taken, and the same question decoded for real.
     answer
         Of every open question.
+    ahead
+        Of the answer to an entry, that are decoded before it is asked.
     evictions
         Rounds at the last length, without new data, before each of which unrelated prompts of ``flood`` tokens each
         have filled the pool.
@@ -46,6 +48,7 @@ class Shape:
     hits: int = 8
     decodes: int = 3
     answer: int = 8
+    ahead: int = 4
     evictions: int = 10
     flood: int = 1_000
     gate_versions: int = 56

@@ -3,10 +3,12 @@
 ========  ==============================================================================================
 arm       what is asked
 ========  ==============================================================================================
-stock     the whole prompt of stock SGLang, radix cache on, with a question that nobody has asked
-query     our session, the same question
+stock     the whole prompt to stock SGLang, radix cache on, with the question of `entry`
+query     our session, a question that nobody has asked
 radix     our session, the registered question decoded for real: a radix hit of the session, and the question
 flash     our session, the registered question as it has been answered
+entry     our session, a question whose beginning is an entry: its end is prefilled
+ahead     our session, a question that is an entry as a whole: its answer is gone on with
 ========  ==============================================================================================
 """
 
@@ -16,7 +18,7 @@ from dataclasses import dataclass, field
 from sessions_bench.clients import PromptClient, Reply, Unexpected
 from sessions_bench.corpus import Corpus
 
-from .clients import FlashClient, Sample, sample_of
+from .clients import FlashClient, Sample, entry_use, sample_of
 from .questions import Question
 from .shape import Shape
 from .tape import Tape
@@ -84,6 +86,7 @@ class Sweeper:
         self._tape, self._corpus, self._shape = tape, corpus, shape
         self._question = question
         self._plain = tape.question(question.text)
+        self._whole = tape.question(question.text, number=0)
         self._decode = decode
         self._advance = advance
         self._asked = 0
@@ -103,12 +106,12 @@ class Sweeper:
             self._reach(context)
             for turn in range(-shape.warm, shape.rounds):
                 self._ours.append(self._session, self._tape.step())
-                self._ours.wait_answered(self._session)
+                self._wait()
                 self._round(turn, SWEEP, context, is_kept=turn >= 0)
                 self._advance()
         for turn in range(shape.evictions):
             self._flood()
-            self._ours.wait_answered(self._session)
+            self._wait()
             self._round(turn, EVICTED, shape.contexts[-1], is_kept=True)
             self._advance()
         self._ours.close(self._session)
@@ -122,15 +125,21 @@ class Sweeper:
         opened = self._ours.open(list(self._tape.ids), reserve_tokens=self._shape.longest - len(self._tape.ids))
         self._session = opened["id"]
         self._ours.register(self._session, self._question.name, self._plain, answer=self._shape.answer)
+        self._ours.enter(self._session, "beginning", self._tape.entry(self._question.text, 0)[0], ahead=0)
+        self._ours.enter(self._session, "whole", self._whole, ahead=self._shape.ahead)
 
     def _round(self, turn: int, part: str, context: int, *, is_kept: bool) -> None:
         self._asked += 1
         unseen = self._tape.question(self._question.text, number=self._asked)
+        beginning, end = self._tape.entry(self._question.text, self._asked)
+        entered = [*beginning, *end]
         arms: dict[str, Callable[[], list[Reply]]] = {
-            "stock": lambda: [self._rival.ask([*self._tape.ids, *unseen], answer=self._shape.answer)],
+            "stock": lambda: [self._rival.ask([*self._tape.ids, *entered], answer=self._shape.answer)],
             "query": lambda: [self._query(unseen)],
             "radix": lambda: [self._query(self._plain, fresh=True) for _ in range(self._shape.decodes)],
             "flash": lambda: [self._flash() for _ in range(self._shape.hits)],
+            "entry": lambda: [self._query(entered)],
+            "ahead": lambda: [self._query(self._whole)],
         }
         names = list(arms)
         replies: dict[str, list[Reply]] = {}
@@ -141,11 +150,15 @@ class Sweeper:
             return
         for name in names:
             self.found.take(part, name, context, replies[name])
-        self.found.compare(replies["query"][0], replies["stock"][0])
+        self.found.compare(replies["entry"][0], replies["stock"][0])
         self.found.compare(replies["flash"][0], replies["radix"][0])
         right = self._question.is_right(self._decode(replies["flash"][0].output_ids), self._tape.records)
         self.found.judged += right is not None
         self.found.right += right is True
+
+    def _wait(self) -> None:
+        self._ours.wait_answered(self._session)
+        self._ours.wait_entered(self._session)
 
     def _query(self, ids: list[int], *, fresh: bool = False) -> Reply:
         return self._ours.ask_session(self._session, ids, answer=self._shape.answer, fresh=fresh)
@@ -160,6 +173,9 @@ class Sweeper:
                 raise Unexpected(f"{reply.uncached_tokens} tokens were prefilled for a question of {len(self._plain)}")
         if replies["query"][0].meta["session"]["pin"] != "pinned":
             raise Unexpected(f"the session lost its pin: {replies['query'][0].meta['session']}")
+        for arm, use in (("entry", "prefix"), ("ahead", "ahead"), ("query", None)):
+            if (found := entry_use(replies[arm][0])) != use:
+                raise Unexpected(f"{arm} was served by {found}, where it was to be {use}")
         stock = replies["stock"][0]
         if part == EVICTED and stock.uncached_tokens < 0.9 * len(self._tape.ids):
             raise Unexpected(f"the stock server still had all but {stock.uncached_tokens} tokens of its prompt")

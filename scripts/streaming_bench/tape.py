@@ -54,6 +54,11 @@ class Tape:
             self.step()
         return self.ids[before:]
 
+    def entry(self, text: str, number: int) -> tuple[list[int], list[int]]:
+        """Ids of a question's beginning, which is always the same, and of its end, which nobody has asked."""
+        before, ask, after = text.rpartition("?")
+        return self._encode(before), self._encode(f" (request {number}){ask}{after}")
+
     def question(self, text: str, *, number: int | None = None) -> list[int]:
         """Ids of a question; with a number it is one that nobody has asked, in almost the same words."""
         return self._encode(text if number is None else f"\n({number}){text}")

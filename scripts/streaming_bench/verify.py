@@ -34,6 +34,9 @@ def same_answers(
             session = ours.open(list(tape.ids), reserve_tokens=shape.checked[-1])["id"]
             for question in questions:
                 ours.register(session, question.name, tape.question(question.text), answer=shape.answer)
+                ours.enter(session, question.name, tape.entry(question.text, 0)[0], ahead=0)
+            ours.enter(session, "whole", tape.question(questions[0].text, number=-1), ahead=shape.ahead)
+        ours.wait_entered(session)
         ours.wait_answered(session)
         for question in questions:
             plain, unseen = tape.question(question.text), tape.question(question.text, number=number)
@@ -47,7 +50,16 @@ def same_answers(
             right = rival.ask([*tape.ids, *unseen], answer=shape.answer).output_ids
             said = ours.ask_session(session, unseen, answer=shape.answer).output_ids
             _require("query", question, length, said, right)
-            compared += 3
+            entered = [i for part in tape.entry(question.text, number) for i in part]
+            right = rival.ask([*tape.ids, *entered], answer=shape.answer).output_ids
+            said = ours.ask_session(session, entered, answer=shape.answer).output_ids
+            _require("entry", question, length, said, right)
+            compared += 4
+        whole = tape.question(questions[0].text, number=-1)
+        right = rival.ask([*tape.ids, *whole], answer=shape.answer).output_ids
+        said = ours.ask_session(session, whole, answer=shape.answer).output_ids
+        _require("ahead", questions[0], length, said, right)
+        compared += 1
     ours.close(session)
     return compared
 

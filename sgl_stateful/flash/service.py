@@ -121,9 +121,7 @@ class FlashService(Registered):
             rest_s=rest_s,
             clock=clock,
         )
-        self.semantic = SemanticMatcher(
-            table, prompts, metrics, embed=embed, audit_every=semantic_audit_every
-        )
+        self.semantic = SemanticMatcher(table, prompts, metrics, embed=embed, audit_every=semantic_audit_every)
         self.followers = Followers(self.table.events, most=readers)
         self.table.events.listen(self.followers.wake)
 

@@ -327,7 +327,9 @@ def test_other_words_are_answered_where_they_mean_the_same(http: httpx.Client, o
     told = answer["meta_info"]["session"]["flash"]
     assert (told["by"], told["name"]) == ("semantic", "thirsty")
     assert 0.9 <= told["similarity"] <= 1.0
-    assert answer["meta_info"]["prompt_tokens"] == ask(" What bed needs water?", fresh=True)["meta_info"]["prompt_tokens"]
+    assert (
+        answer["meta_info"]["prompt_tokens"] == ask(" What bed needs water?", fresh=True)["meta_info"]["prompt_tokens"]
+    )
     for other in (" Which bed needs no water?", " Which bed needs water 3?", " Who sells beds?"):
         assert served_from(ask(other)) == "engine"
     found = show(session, "thirsty")["semantic"]

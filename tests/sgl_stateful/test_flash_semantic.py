@@ -115,7 +115,6 @@ async def test_other_words_are_answered_and_it_says_so(http: httpx.AsyncClient, 
         ("which bed is thirsty now", {}),
         ("which bed is thirsty", {"fresh": True}),
         ("which bed is thirsty", {"sampling_params": {**GREEDY, "max_new_tokens": 31}}),
-        ("", {"messages": ({"role": "user", "content": "which bed is thirsty"},)}),
         ("", {"input_ids": tuple(b"which bed is thirsty")}),
         ("which bed is thirsty" + " please" * 9, {}),
     ],
@@ -136,6 +135,7 @@ async def test_off_by_default(http: httpx.AsyncClient, setup: Setup, session: Se
 
 
 async def test_nothing_stale_is_served_to_other_words(http: httpx.AsyncClient, setup: Setup, session: Session) -> None:
+    setup.engine.answers = ["bed 3"] * 30
     await register(http, session)
     await settled(setup)
     setup.engine.foreground.began()
@@ -148,7 +148,9 @@ async def test_nothing_stale_is_served_to_other_words(http: httpx.AsyncClient, s
     await settled(setup)
     reply = await served(setup, session, "which bed is thirsty")
     assert reply is not None
-    assert reply["text"] == said((ByteTokenizer.BOS, *b"datamorewhich bed needs water"))
+    assert reply["meta_info"]["session"]["data_version"] == 2
+    evaluated = [sent.token_ids for sent in setup.engine.asked if bytes(sent.token_ids[1:]).endswith(b"water")]
+    assert evaluated[-1] == (ByteTokenizer.BOS, *b"datamorewhich bed needs water")
 
 
 async def test_an_audit_decodes_the_words_that_were_asked(
@@ -200,7 +202,7 @@ async def test_new_weights_begin_anew(http: httpx.AsyncClient, setup: Setup, ses
     await settled(setup)
     await served(setup, session, "which bed is thirsty")
     await settled(setup)
-    setup.flash.table.weights_changed()
+    setup.flash.weights_changed()
     await settled(setup)
     assert (await shown(http, session))["semantic"]["audited"] == 0
     assert await served(setup, session, "which bed is thirsty") is not None
