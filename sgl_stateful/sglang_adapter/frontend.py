@@ -20,7 +20,7 @@ from sgl_stateful.client.content import Messages
 from sgl_stateful.client.reading import each, part
 
 from . import frontend_select
-from .frontend_flash import ProgramFlash
+from .frontend_flash import ProgramFlash as ProgramFlash
 from .frontend_progress import arrive
 
 MEMORY_HERE = "{{memory}}"

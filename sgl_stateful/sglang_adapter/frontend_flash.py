@@ -13,8 +13,6 @@ from sgl_stateful.client.flash_results import FlashQuestion
 from sgl_stateful.flash.slots import fill
 from sgl_stateful.sessions.content import Content
 
-_KINDS = ("text", "messages", "input_ids")
-
 
 class ProgramFlash:
     """Registered questions of the session in front of a program; each call waits as those of ``ProgramSession`` do.
@@ -73,8 +71,12 @@ class ProgramFlash:
 
 def asked_again(question: Mapping[str, Any]) -> dict[str, Any]:
     """What a query says to ask a registered question, of what the server shows of that."""
-    shown = {kind: question[kind] for kind in _KINDS if question.get(kind) is not None}
-    template = Content(**{kind: tuple(value) if isinstance(value, list) else value for kind, value in shown.items()})
+    messages, input_ids = question.get("messages"), question.get("input_ids")
+    template = Content(
+        text=question.get("text"),
+        messages=None if messages is None else tuple(messages),
+        input_ids=None if input_ids is None else tuple(input_ids),
+    )
     filled = fill(template, question["data"])
     return given(
         text=filled.text,
