@@ -8,7 +8,7 @@ import httpx
 from sessions_bench.clients import Reply, SessionClient, Unexpected
 
 OWNER = "bench"
-_POLL_S = 0.01
+_POLL_S = 0.02
 _PATIENCE_S = 300.0
 
 

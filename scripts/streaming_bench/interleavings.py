@@ -12,7 +12,7 @@ from .clients import FlashClient
 
 TOKENS = 2
 _CHANGES = ("append", "append", "rewind", "rewind", "fact")
-_SETTLED = 0.5  # of the interleavings: every question is answered before they begin
+_SETTLED = 0.4  # of the interleavings: every question is answered before they begin
 _OPENING, _APPENDED, _ASKED = 24, 4, 4
 _WITH_FACTS = 0.2  # of what is asked
 _LONGEST = 90  # tokens; a session that is longer is followed by another
@@ -45,7 +45,7 @@ class Outcome:
 class Interleavings:
     """Runs them against one server, one after the other.
 
-    Each is two changes and two questions in any order. Half of them begin with all answers there; the others meet
+    Each is one or two changes and one or two questions in any order. Some begin with all answers there; the others meet
     questions that wait or are being answered.
 
     A question without facts is held against ``decode`` of the token ids that the session has by our own account. One
@@ -76,7 +76,7 @@ class Interleavings:
         for _ in range(count):
             if not self._session or len(self._now) > _LONGEST:
                 self._reopen()
-            steps = [*self._rng.sample(_CHANGES, 2), "ask", "ask"]
+            steps = [*self._rng.sample(_CHANGES, self._rng.randint(1, 2)), *["ask"] * self._rng.randint(1, 2)]
             self._rng.shuffle(steps)
             if self._rng.random() < _SETTLED:
                 steps.insert(0, "settle")

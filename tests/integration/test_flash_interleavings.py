@@ -41,9 +41,9 @@ def test_nothing_stale_whatever_the_order(server: RunningServer) -> None:
         after = client.flash_totals()
     assert outcome.stale == []
     assert outcome.interleavings == COUNT
-    assert outcome.asked == 2 * COUNT
+    assert COUNT <= outcome.asked <= 2 * COUNT
     # What was stored was served, with facts too, and what was of an earlier state was there to be served.
     assert outcome.stored > COUNT / 10
-    assert outcome.with_facts > COUNT / 10
+    assert outcome.with_facts > COUNT / 10  # a fifth of one and a half
     assert after["stale_prevented"] - before["stale_prevented"] > COUNT / 10
     assert after["false_accepts"] == before["false_accepts"]
