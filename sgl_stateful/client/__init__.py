@@ -50,6 +50,7 @@ from sgl_stateful.client.errors import (
     Unreachable,
     VersionConflict,
 )
+from sgl_stateful.client.entry_results import Entry, KnownAhead
 from sgl_stateful.client.fact_results import (
     AddedFact,
     ChangedFact,
@@ -92,6 +93,7 @@ __all__ = [
     "Conflict",
     "DuplicateFact",
     "EmptyFlashQuestion",
+    "Entry",
     "Fact",
     "FactNotFound",
     "FactSuperseded",
@@ -110,6 +112,7 @@ __all__ = [
     "Hit",
     "IdempotencyConflict",
     "InvalidCall",
+    "KnownAhead",
     "MemoryStatus",
     "NearDuplicate",
     "NotFound",
