@@ -51,6 +51,7 @@ from sgl_stateful.client.errors import (
     Unreachable,
     VersionConflict,
 )
+from sgl_stateful.client.entry_results import Entry, KnownAhead
 from sgl_stateful.client.fact_results import (
     AddedFact,
     ChangedFact,
@@ -93,6 +94,7 @@ __all__ = [
     "Conflict",
     "DuplicateFact",
     "EmptyFlashQuestion",
+    "Entry",
     "Fact",
     "FactNotFound",
     "FactSuperseded",
@@ -112,6 +114,7 @@ __all__ = [
     "Hit",
     "IdempotencyConflict",
     "InvalidCall",
+    "KnownAhead",
     "MemoryStatus",
     "NearDuplicate",
     "NotFound",

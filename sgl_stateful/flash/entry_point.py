@@ -26,8 +26,8 @@ class EntryPoint(Question):
         How many are decoded ahead at most; 0: it is prefilled alone.
     until, until_ids
         Texts and token ids with which the decision point is reached: nothing is decoded ahead beyond the first of them.
-    path
-        As ``decoding_path`` has it.
+    sampling
+        As ``decoding_path`` has it: two entries of the same tokens that differ in their length alone are one.
 
     Raises
     ------
@@ -39,7 +39,6 @@ class EntryPoint(Question):
 
     until: tuple[str, ...] = ()
     until_ids: tuple[int, ...] = ()
-    path: str = ""
 
     def __post_init__(self) -> None:
         Question.__post_init__(self)  # super() does not know a class with slots

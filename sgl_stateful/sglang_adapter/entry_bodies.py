@@ -11,7 +11,6 @@ from sgl_stateful.flash.choices import MOST_CHOICES, choices_of
 from sgl_stateful.flash.entry_point import MOST_STOPS, EntryPoint, check_sampling_ahead, decoding_path
 from sgl_stateful.flash.gate import DEFAULT_TARGET
 from sgl_stateful.flash.question import DEFAULT_TOKENS, check_name
-from sgl_stateful.flash.sampling import canonical_sampling
 from sgl_stateful.sessions.content import Renderer
 
 from .flash_bodies import GateBody, Share, as_prompt, registered_sampling
@@ -53,8 +52,7 @@ class EntryBody(ContentBody):
             first=as_prompt(first),
             max_tokens=self.max_tokens,
             sampling_params=sampling,
-            sampling=canonical_sampling(sampling, defaults),
-            path=decoding_path(sampling, defaults),
+            sampling=decoding_path(sampling, defaults),
             choices=() if self.choices is None else choices_of(self.choices, renderer.encode),
             priority=self.priority,
             target=None if self.gate is None else self.gate.target,

@@ -105,7 +105,7 @@ def _find(entries: EntryService, session: Session, wanted: Wanted, asked: Asked)
         return found  # it is the tokens of the prompt that are known, whatever comes behind them
     if wanted.is_more:
         return "unsupported"
-    return found if decoding_path(wanted.sampling, sampling_defaults()) == _point(found).path else "sampling"
+    return found if decoding_path(wanted.sampling, sampling_defaults()) == _point(found).sampling else "sampling"
 
 
 def _known(hit: Hit, wanted: Wanted) -> tuple[Ahead, EntryUse] | None:
