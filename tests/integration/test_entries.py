@@ -380,12 +380,16 @@ def test_the_least_valuable_gives_way(http: httpx.Client, owner: str) -> None:
 
 
 def test_entries_are_the_first_to_give_way_to_a_request(http: httpx.Client, owner: str) -> None:
-    session = KnownSession.open(http, owner, ids(900, 80))
+    """A request that may become as long as what is left of the pool without the entry, and then does not."""
+    session = KnownSession.open(http, owner, ids(700, 80))
     register(session, "next", input_ids=ids(300, 81), max_tokens=0)
     [shown] = wait_fresh(session, "next")
     assert shown["cells"] == 300
-    large = fresh(http, ids(4900, 82), max_new_tokens=4)
-    assert len(large["output_ids"]) == 4
+    large = ids(1000, 82)
+    [first] = fresh(http, large, max_new_tokens=1)["output_ids"]
+    sampling = {"max_new_tokens": 4096, "stop_token_ids": [first], **GREEDY}
+    reply = http.post("/generate", json={"input_ids": large, "sampling_params": sampling})
+    assert reply.json()["output_ids"] == [first]
     assert entries(http)["cells"]["held"] == 0
     assert session.show()["pin"]["state"] == "pinned"
     question = [*ids(300, 81), 7]
