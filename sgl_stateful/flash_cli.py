@@ -29,7 +29,9 @@ from sgl_stateful.session_wire import MOST_ROWS, Document, Refused, SessionServe
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-app = typer.Typer(cls=SessionGroup, no_args_is_help=True, help="The registered questions and entries of a running server.")
+app = typer.Typer(
+    cls=SessionGroup, no_args_is_help=True, help="The registered questions and entries of a running server."
+)
 
 COLUMNS = (
     "session",
@@ -67,7 +69,9 @@ ENTRY_COLUMNS = (
 _NUMBERS = ("hits", "evaluations", "value", "answer.data_version", "answer.age_s", "answer.confidence")
 
 SessionArgument: TypeAlias = Annotated[str, typer.Argument(metavar="SESSION", help="Its id.", show_default=False)]
-NameArgument: TypeAlias = Annotated[str, typer.Argument(metavar="NAME", help="The question's, or the entry's.", show_default=False)]
+NameArgument: TypeAlias = Annotated[
+    str, typer.Argument(metavar="NAME", help="The question's, or the entry's.", show_default=False)
+]
 
 
 class FlashServer(SessionServer):

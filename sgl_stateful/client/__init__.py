@@ -3,6 +3,7 @@
 from sgl_stateful.client.answers import Answer, ChatAnswer
 from sgl_stateful.client.call import Page
 from sgl_stateful.client.clients import AsyncClient, Client
+from sgl_stateful.client.entry_results import Entry, KnownAhead
 from sgl_stateful.client.errors import (
     AppendQueueFull,
     BadFlashRequest,
@@ -51,7 +52,6 @@ from sgl_stateful.client.errors import (
     Unreachable,
     VersionConflict,
 )
-from sgl_stateful.client.entry_results import Entry, KnownAhead
 from sgl_stateful.client.fact_results import (
     AddedFact,
     ChangedFact,

@@ -12,6 +12,7 @@ from typing import Any, Generic, Self, TypedDict, TypeVar, Unpack
 from sgl_stateful.client.answers import Answer, AnswerDecoder
 from sgl_stateful.client.call import Call, Steps, StreamCall, given, path, send
 from sgl_stateful.client.content import Messages, content, memory_of
+from sgl_stateful.client.entries import AsyncEntries, Entries
 from sgl_stateful.client.errors import (
     ClientError,
     InvalidCall,
@@ -21,7 +22,6 @@ from sgl_stateful.client.errors import (
     SessionVersionConflict,
     Unreachable,
 )
-from sgl_stateful.client.entries import AsyncEntries, Entries
 from sgl_stateful.client.flash import AsyncFlash, Flash
 from sgl_stateful.client.operation import AsyncSide, Operation, Streaming, SyncSide
 from sgl_stateful.client.senders import AsyncSender, Sender

@@ -72,7 +72,7 @@ class EntryService(Registered):
 
     async def stats(self, *, rows: int) -> dict[str, Any]:
         """``counts`` with the cells that are held, as the scheduler knows them now."""
-        await self.pins.look(self.table.registrations.everyone())
+        await self.pins.look()
         budget = self.pins.budget
         return {**self.counts(rows=rows), "cells": {"held": budget.cells, "budget": budget.limit}}
 

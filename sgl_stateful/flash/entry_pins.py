@@ -57,6 +57,7 @@ class EntryPins:
         self._pins = pins
         self._metrics = metrics
         self._bases: dict[Entry, Base] = {}
+        self._claiming: set[Entry] = set()
         self._may_be_pinned: set[str] = set()
         self._owed: dict[str, int] = {}  # fences by name
         self._task: asyncio.Task[None] | None = None
@@ -76,11 +77,13 @@ class EntryPins:
         priority = hold.priority + entry.question.priority
         hold = replace(hold, entry=entry.name, tokens=None, pin=True, fence=self._pins.next_fence(), priority=priority)
         self._may_be_pinned.add(hold.pin_name)
+        self._claiming.add(entry)
         self._gauge()
         return hold
 
     def stands(self, entry: Entry, session: Session, token_ids: Sequence[int], tokens: int) -> None:
         """A request has pinned so many tokens, of which the session's are ``token_ids``."""
+        self._claiming.discard(entry)
         self.budget.settle(entry, min(self._beyond(session, tokens), self.budget.of(entry)))
         if tokens:
             self._bases[entry] = Base.of(token_ids)
@@ -88,6 +91,7 @@ class EntryPins:
 
     def fails(self, entry: Entry, before: int) -> None:
         """A request has come to no end: what stands is as before, when the entry held so many cells."""
+        self._claiming.discard(entry)
         self.budget.settle(entry, min(before, self.budget.of(entry)))
         self._gauge()
 
@@ -95,8 +99,7 @@ class EntryPins:
 
     def release(self, entry: Entry) -> None:
         """Let go of what an entry has pinned, and of what a request that is under way will pin."""
-        self.budget.release(entry)
-        self._bases.pop(entry, None)
+        self._forget(entry)
         name = _name(entry)
         if name in self._may_be_pinned:
             self._may_be_pinned.remove(name)
@@ -121,22 +124,23 @@ class EntryPins:
     def flushed(self) -> None:
         """The pool was emptied."""
         for entry in list(self.budget):
-            self.budget.release(entry)
-        self._bases.clear()
+            self._forget(entry)
         self._gauge()
 
-    async def look(self, entries: Sequence[Entry]) -> dict[str, int]:
-        """Tokens that these entries have pinned, by the pin's name; who has lost its pin is no more counted."""
-        held = [entry for entry in entries if self.budget.of(entry)]
-        names = {_name(entry): entry for entry in held if _name(entry) in self._may_be_pinned}
-        found = await self._pins.held(names)
-        for name, entry in names.items():
-            # One that is being pinned just now has claimed its cells already.
-            if name not in found and entry in self._bases:
-                self.budget.release(entry)
-                self._bases.pop(entry, None)
+    async def look(self) -> None:
+        """Count no more what has lost its pin, as the scheduler has it: to a request, or with its session's."""
+        standing = {_name(entry): (entry, base) for entry, base in self._bases.items()}
+        found = await self._pins.held(standing)
+        for name, (entry, base) in standing.items():
+            is_as_before = self._bases.get(entry) is base and entry not in self._claiming
+            if name not in found and is_as_before:
+                self._forget(entry)
         self._gauge()
-        return found
+
+    def _forget(self, entry: Entry) -> None:
+        self.budget.release(entry)
+        self._bases.pop(entry, None)
+        self._claiming.discard(entry)
 
     async def _settle(self) -> None:
         while self._owed:

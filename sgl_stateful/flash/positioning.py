@@ -66,6 +66,9 @@ class Positioner(Evaluator):
         assert prompt.hold is not None, "a prompt of a session without its hold"
         most = len(prompt.token_ids) + entry.question.max_tokens
         pinning = self._pins.claim(entry, session, prompt.hold, most)
+        if pinning is None and self._pins.budget.limit:
+            await self._pins.look()
+            pinning = self._pins.claim(entry, session, prompt.hold, most)
         try:
             ahead, pinned = await self._ahead(run, prompt if pinning is None else replace(prompt, hold=pinning))
         except BaseException:
@@ -80,6 +83,11 @@ class Positioner(Evaluator):
             self._pins.release(entry)  # of an earlier version, and now in nobody's way but the others'
         if stored is not None and stored.superseded_at is None and run.since is not None:
             self._metrics.fresh(stored.computed_at - run.since)
+
+    def _give_up(self, work: Work, why: str | None) -> None:
+        super()._give_up(work, why)
+        if not work.is_audit:
+            self._pins.release(work.entry)  # it would be of a version that is not the newest any more
 
     def _pinned(self, run: Run, prompt: EnginePrompt, tokens: int, *, is_kept: bool) -> None:
         """Keep what was pinned, unless it is of no use: void, or behind what its session no longer begins with."""

@@ -89,9 +89,9 @@ def said_of(answer: dict[str, Any]) -> dict[str, Any]:
 
 
 def flood(http: httpx.Client) -> None:
-    """Twice the pool, in prompts that nobody asks for again."""
-    for _ in range(8):
-        fresh(http, ids(1500, random.randrange(10**6)), max_new_tokens=1)
+    """The whole pool, in prompts that nobody asks for again."""
+    for _ in range(5):
+        fresh(http, ids(1200, random.randrange(10**6)), max_new_tokens=1)
 
 
 def test_an_answer_goes_on_from_what_was_decoded_ahead(http: httpx.Client, owner: str) -> None:
@@ -162,6 +162,37 @@ def stream(session: KnownSession, question: list[int], **sampling: Any) -> list[
         events = [line.removeprefix("data: ") for line in reply.iter_lines() if line]
     assert events[-1] == "[DONE]"
     return [json.loads(event) for event in events[:-1]]
+
+
+def test_the_chat_route_goes_on_from_an_entry(http: httpx.Client, owner: str) -> None:
+    reply = http.post("/v1/sessions", json={"owner": owner, "messages": [{"role": "user", "content": "Bed 3 is dry."}]})
+    session = KnownSession(http, owner, reply.json()["id"])
+    question = {"role": "user", "content": "Which bed is dry?"}
+    register(session, "next", messages=[question], max_tokens=5, sampling_params=GREEDY)
+    wait_fresh(session, "next")
+    client = openai.OpenAI(base_url=f"{http.base_url}/v1", api_key="none")
+
+    def say(stream: bool, **more: Any) -> Any:
+        return client.chat.completions.create(
+            model="default",
+            messages=[question],  # type: ignore[list-item]
+            max_tokens=14,
+            temperature=0,
+            stream=stream,
+            stream_options={"include_usage": True} if stream else openai.omit,
+            extra_body={"custom_params": {"session": {"id": session.id, "owner": owner, **more}}},
+        )
+
+    real, ahead = say(stream=False, fresh=True), say(stream=False)
+    assert ahead.session["entry"]["tokens_ahead"] == 5
+    assert ahead.choices[0].message.content == real.choices[0].message.content
+    assert ahead.usage.completion_tokens == real.usage.completion_tokens
+    chunks = list(say(stream=True))
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == real.choices[0].message.content
+    [told] = [chunk.session for chunk in chunks if getattr(chunk, "session", None)]
+    assert (told["served_from"], told["entry"]["by"]) == ("entry", "ahead")
+    assert chunks[-1].usage.completion_tokens == real.usage.completion_tokens
 
 
 @pytest.mark.parametrize("length", [1, 2, AHEAD - 1, AHEAD, AHEAD + 1])
@@ -349,12 +380,16 @@ def test_the_least_valuable_gives_way(http: httpx.Client, owner: str) -> None:
 
 
 def test_entries_are_the_first_to_give_way_to_a_request(http: httpx.Client, owner: str) -> None:
-    session = KnownSession.open(http, owner, ids(900, 80))
+    """A request that may become as long as what is left of the pool without the entry, and then does not."""
+    session = KnownSession.open(http, owner, ids(700, 80))
     register(session, "next", input_ids=ids(300, 81), max_tokens=0)
     [shown] = wait_fresh(session, "next")
     assert shown["cells"] == 300
-    large = fresh(http, ids(4900, 82), max_new_tokens=4)
-    assert len(large["output_ids"]) == 4
+    large = ids(1000, 82)
+    [first] = fresh(http, large, max_new_tokens=1)["output_ids"]
+    sampling = {"max_new_tokens": 4096, "stop_token_ids": [first], **GREEDY}
+    reply = http.post("/generate", json={"input_ids": large, "sampling_params": sampling})
+    assert reply.json()["output_ids"] == [first]
     assert entries(http)["cells"]["held"] == 0
     assert session.show()["pin"]["state"] == "pinned"
     question = [*ids(300, 81), 7]

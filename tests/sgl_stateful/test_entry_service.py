@@ -384,6 +384,38 @@ async def test_without_a_budget_nothing_is_pinned() -> None:
         assert setup.ahead(session, "next") is not None
 
 
+async def test_a_pin_that_a_request_took_the_place_of_is_no_more_counted_and_makes_room() -> None:
+    async with starting(entry_cells=10) as setup:
+        session, other = await setup.open("a"), await setup.open("b")
+        await setup.enter(session, "one.", priority=1)
+        await settled(setup)
+        await setup.enter(other, "two.")
+        await settled(setup)
+        assert list(setup.entry_pins()) == [f"{session.header.id}/e"]
+        setup.pinning.pins.pop(f"{session.header.id}/e")
+        await setup.append(other, "c")
+        await settled(setup)
+        assert setup.entry_pins() == {f"{other.header.id}/e": 3 + 4 + 4}
+        assert (await setup.flash.entries.stats(rows=0))["cells"] == {"held": 8, "budget": 10}
+
+
+async def test_an_entry_that_fails_keeps_nothing_pinned() -> None:
+    async with starting() as setup:
+        session = await setup.open("a")
+        await setup.enter(session)
+        await settled(setup)
+        setup.engine.failing = "out of order"
+        await setup.append(session, "b")
+        await settled(setup)
+        assert (setup.entry_pins(), setup.flash.entries.pins.budget.cells) == ({}, 0)
+        shown = await setup.flash.entries.show(session.header.id, ANA, "e")
+        assert (shown["state"], shown["error"]) == ("stale", "out of order")
+        setup.engine.failing = None
+        await setup.append(session, "c")
+        await settled(setup)
+        assert setup.entry_pins() == {f"{session.header.id}/e": 4 + 8}
+
+
 def test_what_a_session_begins_with() -> None:
     base = Base.of([1, 2, 3])
     assert [base.begins(ids) for ids in ([1, 2, 3], [1, 2, 3, 4], [1, 2], [1, 2, 4, 3], [])] == [

@@ -199,16 +199,27 @@ class Pins(RuleBasedStateMachine):
         else:
             assert lost is None
 
-    @rule(session=sessions, age=st.integers(0, 3))
-    def unpin(self, session: str, age: int) -> None:
+    @rule(session=sessions, node=st.sampled_from(sorted(TREE)), age=st.integers(0, 3))
+    def request_of_an_entry(self, session: str, node: str, age: int) -> None:
         self.now += 1
-        fence = self.now - age
-        goes = session in self.model and self.model[session][1] < fence
-        assert self.table.unpin(session, fence) == goes
-        if goes:
-            del self.model[session]
-        self.lost.pop(session, None)
-        self.unpinned[session] = max(fence, self.unpinned.get(session, fence))
+        fence, name = self.now - age, f"{session}/e"
+        self.table.hold(Hold(session, None, True, fence, entry="e"), node, len(TREE[node]))
+        newest = self.model.get(name, ("", -9))[1]
+        if fence >= max(newest, self.unpinned.get(session, -9), self.unpinned.get(name, -9)):
+            self.lost.pop(name, None)
+            self.model[name] = (node, fence)
+
+    @rule(session=sessions, entry=st.sampled_from(["", "/e"]), age=st.integers(0, 3))
+    def unpin(self, session: str, entry: str, age: int) -> None:
+        """Of a session: its entry goes with it."""
+        self.now += 1
+        fence, name = self.now - age, session + entry
+        older = {one for one, (_, at) in self.model.items() if at < fence}
+        assert self.table.unpin(name, fence) == (name in older)
+        for one in {name, f"{name}/e"} & older:
+            del self.model[one]
+        self.lost.pop(name, None)
+        self.unpinned[name] = max(fence, self.unpinned.get(name, fence))
 
     @rule()
     def release(self) -> None:
