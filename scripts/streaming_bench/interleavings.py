@@ -115,7 +115,7 @@ class Interleavings:
     def _sentence(self) -> str:
         return f"The office of Ana is in {self._rng.choice(_CITIES)}."
 
-    def _post(self, path: str, *, status: int = httpx.codes.OK, method: str = "POST", **body: object) -> dict[str, Any]:
+    def _post(self, path: str, *, status: int = httpx.codes.OK, method: str = "POST", **body: Any) -> dict[str, Any]:
         return self._client.call(method, path, status, json={"owner": self._owner, **body})
 
     def _reopen(self) -> None:
@@ -124,10 +124,10 @@ class Interleavings:
         self._session = self._post("/v1/sessions", status=httpx.codes.CREATED, input_ids=ids)["id"]
         self._versions = {1: ids}
         greedy = {name: value for name, value in _GREEDY.items() if name != "max_new_tokens"}
-        asked: list[dict[str, object]] = [{"input_ids": question} for question in self._questions]
+        asked: list[dict[str, Any]] = [{"input_ids": question} for question in self._questions]
         asked.append({"text": "Where is the office of Ana? In", "memory": self._memory})
         for number, question in enumerate(asked):
-            body = {"name": f"q{number}", "max_tokens": TOKENS, "sampling_params": greedy, **question}
+            body: dict[str, Any] = {"name": f"q{number}", "max_tokens": TOKENS, "sampling_params": greedy, **question}
             self._post(f"/v1/sessions/{self._session}/flash", status=httpx.codes.CREATED, **body)
 
     def _close(self) -> None:
@@ -147,7 +147,7 @@ class Interleavings:
         self._expected.append((told, [*self._now, *question], reply["output_ids"]))
 
     def _ask_with_facts(self, told: str) -> None:
-        asked = {"text": "Where is the office of Ana? In", "memory": self._memory}
+        asked: dict[str, Any] = {"text": "Where is the office of Ana? In", "memory": self._memory}
         said = self._query(**asked)["output_ids"]
         right = self._query(**asked, fresh=True)
         if right.get("served_from") == "flash":
@@ -156,7 +156,7 @@ class Interleavings:
         if said != right["output_ids"]:
             self.outcome.stale.append(f"{told}: {said} with facts, decoded for real {right['output_ids']}")
 
-    def _query(self, *, fresh: bool = False, **asked: object) -> dict[str, Any]:
+    def _query(self, *, fresh: bool = False, **asked: Any) -> dict[str, Any]:
         reply = self._post(f"/v1/sessions/{self._session}/query", sampling_params=_GREEDY, fresh=fresh, **asked)
         if reply["data_version"] != max(self._versions):
             self.outcome.stale.append(f"version {reply['data_version']} of {max(self._versions)}")
