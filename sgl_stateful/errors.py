@@ -28,6 +28,7 @@ StatefulError
         └── BadFlashRequest            (422)
             ├── EmptyFlashQuestion
             ├── FlashSlotMissing           a slot of a template without data, or data without a slot
+            ├── FlashNeedsMemory           semantic matching on a server without a memory
             └── FlashChoicesAlike          choices that begin with the same token
 """
 
@@ -233,13 +234,14 @@ class FlashLimitReached(FlashError):
 
     status_code = 429
 
-    def __init__(self, numbers: FlashNumbers) -> None:
+    def __init__(self, numbers: FlashNumbers, noun: str = "question") -> None:
         self.numbers = numbers
+        nouns = "entries" if noun == "entry" else f"{noun}s"
         if numbers.owner_registered >= numbers.owner_limit:
             have, may, whose = numbers.owner_registered, numbers.owner_limit, " by this owner"
         else:
             have, may, whose = numbers.registered, numbers.limit, ""
-        super().__init__(f"{have} of {may} questions are registered{whose}: delete some")
+        super().__init__(f"{have} of {may} {nouns} are registered{whose}: delete some")
 
 
 class FlashReadersFull(FlashError):
@@ -267,6 +269,10 @@ class EmptyFlashQuestion(BadFlashRequest):
 
 class FlashSlotMissing(BadFlashRequest):
     """A template names a slot for which there is no data, or there is data that no slot takes."""
+
+
+class FlashNeedsMemory(BadFlashRequest):
+    """Semantic matching on a server without a memory, whose embedder it needs."""
 
 
 class FlashChoicesAlike(BadFlashRequest):

@@ -1,4 +1,4 @@
-"""``sgl-stateful flash``: the registered questions of a running server, from a shell."""
+"""``sgl-stateful flash``: the registered questions and entries of a running server, from a shell."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ from sgl_stateful.session_wire import MOST_ROWS, Document, Refused, SessionServe
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-app = typer.Typer(cls=SessionGroup, no_args_is_help=True, help="The registered questions of a running server.")
+app = typer.Typer(
+    cls=SessionGroup, no_args_is_help=True, help="The registered questions and entries of a running server."
+)
 
 COLUMNS = (
     "session",
@@ -47,10 +49,29 @@ COLUMNS = (
     "error",
     "retired",
 )
+ENTRY_COLUMNS = (
+    "session",
+    "name",
+    "owner",
+    "state",
+    "waiting",
+    "hits",
+    "evaluations",
+    "value",
+    "cells",
+    "ahead.tokens",
+    "ahead.data_version",
+    "ahead.age_s",
+    "ahead.text",
+    "error",
+    "retired",
+)
 _NUMBERS = ("hits", "evaluations", "value", "answer.data_version", "answer.age_s", "answer.confidence")
 
 SessionArgument: TypeAlias = Annotated[str, typer.Argument(metavar="SESSION", help="Its id.", show_default=False)]
-NameArgument: TypeAlias = Annotated[str, typer.Argument(metavar="NAME", help="The question's.", show_default=False)]
+NameArgument: TypeAlias = Annotated[
+    str, typer.Argument(metavar="NAME", help="The question's, or the entry's.", show_default=False)
+]
 
 
 class FlashServer(SessionServer):
@@ -64,6 +85,14 @@ class FlashServer(SessionServer):
         """A session's questions."""
         return documents_of(self._ask("GET", _path(session_id), params={"owner": owner}), "questions")
 
+    def entries(self, session_id: str, owner: str) -> list[Document]:
+        """A session's entries."""
+        return documents_of(self._ask("GET", _entries_path(session_id), params={"owner": owner}), "entries")
+
+    def entry(self, session_id: str, name: str, owner: str) -> Document:
+        """One entry."""
+        return self._ask("GET", f"{_entries_path(session_id)}/{quote(name, safe='')}", params={"owner": owner})
+
     def question(self, session_id: str, name: str, owner: str) -> Document:
         """One question."""
         return self._ask("GET", f"{_path(session_id)}/{quote(name, safe='')}", params={"owner": owner})
@@ -71,6 +100,10 @@ class FlashServer(SessionServer):
 
 def _path(session_id: str) -> str:
     return f"/v1/sessions/{quote(session_id, safe='')}/flash"
+
+
+def _entries_path(session_id: str) -> str:
+    return f"/v1/sessions/{quote(session_id, safe='')}/entries"
 
 
 @app.command("list")
@@ -96,19 +129,42 @@ def list_questions(
         tell("there are more: name a session")
 
 
+@app.command("entries")
+def list_entries(
+    session_id: Annotated[
+        str | None, typer.Argument(metavar="[SESSION]", help="Only this session's.", show_default=False)
+    ] = None,
+    owner: OnlyOwnerOption = None,
+    url: UrlOption = DEFAULT_URL,
+    api_key: KeyOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List the entries of all sessions, those with most hits first, or of one."""
+    with closing(FlashServer(url, api_key)) as server:
+        if session_id is not None:
+            rows, has_more = server.entries(session_id, owner_for(server, session_id, owner)), False
+        else:
+            stats = part(server.flash_stats(rows=MOST_ROWS), "entries")
+            rows, has_more = _rows(stats, owner), number(stats, "registered") > MOST_ROWS
+    _print_rows(Output(as_json=as_json), rows, ENTRY_COLUMNS)
+    if has_more and not as_json:
+        tell("there are more: name a session")
+
+
 @app.command("show")
 def show(
     session_id: SessionArgument,
     name: NameArgument,
+    is_entry: Annotated[bool, typer.Option("--entry", help="An entry of that name, not a question.")] = False,
     owner: OwnerOption = None,
     url: UrlOption = DEFAULT_URL,
     api_key: KeyOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show one question with its answer, its gate and its audits."""
+    """Show one question or entry with what is known of its answer, its gate and its audits."""
     with closing(FlashServer(url, api_key)) as server:
         of = owner_for(server, session_id, owner)
-        question = server.question(session_id, name, of)
+        question = (server.entry if is_entry else server.question)(session_id, name, of)
     out = Output(as_json=as_json)
     if as_json:
         out.record(question)
@@ -154,8 +210,8 @@ def _rows(stats: Document, owner: str | None) -> list[Document]:
     return [row for row in documents_of(stats, "rows") if owner in (None, row.get("owner"))]
 
 
-def _print_rows(out: Output, rows: Sequence[Document]) -> None:
-    out.rows(rows if out.as_json else [flat(row) for row in rows], COLUMNS)
+def _print_rows(out: Output, rows: Sequence[Document], columns: Sequence[str] = COLUMNS) -> None:
+    out.rows(rows if out.as_json else [flat(row) for row in rows], columns)
 
 
 def _print_stats(out: Output, stats: Document, rows: Sequence[Document]) -> None:
@@ -202,6 +258,16 @@ def headline(stats: Document) -> Iterator[str]:
     yield "evaluations  " + pairs({**_some(part(totals, "evaluations")), "seconds": part(totals, "seconds")})
     yield "tokens       " + pairs(part(totals, "tokens"))
     yield "p50/p99      " + pairs({name: _times(part(totals, name)) for name in ("hit_ms", "fresh_s")})
+    yield from _entry_lines(part(stats, "entries"))
+
+
+def _entry_lines(entries: Any) -> Iterator[str]:
+    totals, held = part(entries, "totals"), part(entries, "cells")
+    yield "entries      " + pairs({**{name: number(entries, name) for name in ("registered", "retired")}, **held})
+    plain = ("hits", "stale_prevented", "tokens_ahead", "audits", "false_accepts")
+    yield "  served     " + pairs({**{name: number(totals, name) for name in plain}, **_some(part(totals, "uses"))})
+    yield "  misses     " + pairs(_some(part(totals, "misses")))
+    yield "  decoded    " + pairs({**_some(part(totals, "evaluations")), **part(totals, "tokens")})
 
 
 def _some(counts: Any) -> dict[str, Any]:

@@ -21,9 +21,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sgl_stateful.sglang_adapter.frontend import MEMORY_HERE, ProgramSession, StatefulEndpoint, session
+    from sgl_stateful.sglang_adapter.frontend import (
+        MEMORY_HERE,
+        ProgramFlash,
+        ProgramSession,
+        StatefulEndpoint,
+        session,
+    )
 
-__all__ = ["MEMORY_HERE", "ProgramSession", "StatefulEndpoint", "session"]
+__all__ = ["MEMORY_HERE", "ProgramFlash", "ProgramSession", "StatefulEndpoint", "session"]
 
 
 def __getattr__(name: str) -> Any:

@@ -125,9 +125,20 @@ class StatefulSettings(BaseSettings):
         0.05, ge=0, description="Registered questions are evaluated when no request has been in flight for so long."
     )
     flash_audit_every: int = Field(50, ge=1, description="One in so many stored answers served is decoded again.")
+    flash_semantic_audit_every: int = Field(
+        5, ge=1, description="One in so many stored answers served to other words is decoded for real."
+    )
     flash_events: int = Field(256, ge=1, description="Changes of answers that are kept of a session for its followers.")
     flash_readers: int = Field(16, ge=0, description="How many may follow the answers of one session.")
     flash_reader_s: float = Field(30.0, gt=0, description="A follower that takes nothing for so long is let go.")
+    entry_limit: int = Field(1024, ge=0, description="Entries that may be registered on sessions, in all.")
+    entry_owner_limit: int = Field(64, ge=0, description="Entries that one owner may have registered.")
+    entry_cells: int | None = Field(
+        None,
+        ge=0,
+        description="Cells that entries may have pinned beside their sessions; unset is an eighth of the KV pool, "
+        "0 none.",
+    )
     allow_unverified_splice: bool = Field(False, description="Serve even though the start-up self-test failed.")
     self_test: bool = Field(True, description="Run the self-test at start-up.")
 
@@ -168,6 +179,10 @@ class StatefulSettings(BaseSettings):
     def promotion_budget(self, pool_tokens: int) -> int:
         """Most tokens of promoted blocks, with a KV pool of ``pool_tokens``."""
         return pool_tokens // 8 if self.promote_tokens is None else self.promote_tokens
+
+    def entry_budget(self, pool_tokens: int) -> int:
+        """Cells that entries may have pinned, with a KV pool of ``pool_tokens``."""
+        return pool_tokens // 8 if self.entry_cells is None else min(self.entry_cells, pool_tokens)
 
     def owner_classes(self) -> list[str]:
         """Prefixes of owners that metrics tell apart."""

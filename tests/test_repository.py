@@ -26,6 +26,7 @@ SCRIPTS = {
     "scripts/bench_memstore": "bash",
     "scripts/bench_sessions": "bash",
     "scripts/bench_splice": "python",
+    "scripts/bench_streaming": "bash",
     "scripts/bench_throughput": "bash",
     "scripts/bench_ttft": "bash",
     "scripts/check": "bash",

@@ -31,6 +31,7 @@ class Reply:
     ttft_ms: float
     output_ids: list[int]
     meta: dict[str, Any]
+    text: str = ""
 
     @property
     def uncached_tokens(self) -> int:
@@ -80,7 +81,7 @@ class PromptClient:
                     counted[sample.labels["mode"]] += sample.value
         return {"computed": counted["prefill_compute"], "found": counted["prefill_cache"]}
 
-    def _stream(self, path: str, what: dict[str, Any], answer: int) -> Reply:
+    def _stream(self, path: str, what: dict[str, Any], answer: int, *, may_be_shorter: bool = False) -> Reply:
         sampling = {"temperature": 0, "max_new_tokens": answer, "ignore_eos": True}
         started = time.perf_counter()
         first: float | None = None
@@ -99,9 +100,9 @@ class PromptClient:
                     raise Unexpected(f"POST {path}: {last['error']}")
                 if first is None and last.get("output_ids"):
                     first = now
-        if first is None or len(last["output_ids"]) != answer:
+        if first is None or (len(last["output_ids"]) != answer and not may_be_shorter):
             raise Unexpected(f"POST {path}: the stream ended with {last}, without {answer} tokens")
-        return Reply(1e3 * (first - started), last["output_ids"], last["meta_info"])
+        return Reply(1e3 * (first - started), last["output_ids"], last["meta_info"], last["text"])
 
 
 class SessionClient(PromptClient):

@@ -3,6 +3,7 @@
 from sgl_stateful.client.answers import Answer, ChatAnswer
 from sgl_stateful.client.call import Page
 from sgl_stateful.client.clients import AsyncClient, Client
+from sgl_stateful.client.entry_results import Entry, KnownAhead
 from sgl_stateful.client.errors import (
     AppendQueueFull,
     BadFlashRequest,
@@ -18,6 +19,7 @@ from sgl_stateful.client.errors import (
     FlashChoicesAlike,
     FlashExists,
     FlashLimitReached,
+    FlashNeedsMemory,
     FlashNotFound,
     FlashNotReady,
     FlashReadersFull,
@@ -92,6 +94,7 @@ __all__ = [
     "Conflict",
     "DuplicateFact",
     "EmptyFlashQuestion",
+    "Entry",
     "Fact",
     "FactNotFound",
     "FactSuperseded",
@@ -100,6 +103,7 @@ __all__ = [
     "FlashEvent",
     "FlashExists",
     "FlashLimitReached",
+    "FlashNeedsMemory",
     "FlashNotFound",
     "FlashNotReady",
     "FlashQuestion",
@@ -110,6 +114,7 @@ __all__ = [
     "Hit",
     "IdempotencyConflict",
     "InvalidCall",
+    "KnownAhead",
     "MemoryStatus",
     "NearDuplicate",
     "NotFound",

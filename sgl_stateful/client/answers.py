@@ -23,7 +23,8 @@ class Answer:
     version
         The one that a turn made; None for a query.
     served_from
-        ``engine``, or ``flash`` for the stored answer of a registered question.
+        ``engine``; ``flash`` for the stored answer of a registered question; ``entry`` where what was known behind an
+        entry of the session was of use.
     """
 
     text: str

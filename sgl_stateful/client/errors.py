@@ -12,6 +12,7 @@ ClientError
     │   ├── BadSessionRequest
     │   └── BadFlashRequest
     │       ├── EmptyFlashQuestion
+    │       ├── FlashNeedsMemory
     │       ├── FlashSlotMissing
     │       └── FlashChoicesAlike
     ├── Unauthorized          401, 403
@@ -182,6 +183,10 @@ class BadFlashRequest(BadRequest):
 
 class EmptyFlashQuestion(BadFlashRequest):
     """The question has no tokens."""
+
+
+class FlashNeedsMemory(BadFlashRequest):
+    """Other words cannot be matched on a server without a memory."""
 
 
 class FlashSlotMissing(BadFlashRequest):

@@ -31,6 +31,7 @@ class QuestionOptions(TypedDict, total=False):
     priority: int
     gate: Mapping[str, Any]
     audit_target: float
+    semantic: Mapping[str, Any]
     memory: Mapping[str, Any]
 
 

@@ -85,7 +85,8 @@ class FlashEvent:
     id
         To go on behind it; empty for one that was not a change.
     kind
-        ``answer``, ``invalid``, ``error``, ``retired``, ``removed``, ``ended``, ``gap`` (some were missed).
+        ``answer``, ``invalid``, ``error``, ``retired``, ``semantic_retired``, ``removed``, ``ended``,
+        ``gap`` (some were missed).
     """
 
     id: str

@@ -12,6 +12,7 @@ from typing import Any, Generic, Self, TypedDict, TypeVar, Unpack
 from sgl_stateful.client.answers import Answer, AnswerDecoder
 from sgl_stateful.client.call import Call, Steps, StreamCall, given, path, send
 from sgl_stateful.client.content import Messages, content, memory_of
+from sgl_stateful.client.entries import AsyncEntries, Entries
 from sgl_stateful.client.errors import (
     ClientError,
     InvalidCall,
@@ -316,13 +317,14 @@ class Session(SyncSide, SessionOperations["Session"]):
 
     Attributes
     ----------
-    flash
-        Its registered questions.
+    flash, entries
+        Its registered questions, and what its next requests will begin with.
     """
 
     def __init__(self, sender: Sender, info: SessionInfo) -> None:
         self._sender = sender
         self.flash = Flash(sender, info.id, info.owner)
+        self.entries = Entries(sender, info.id, info.owner)
         self._begin(info)
 
     def _handle(self, info: SessionInfo) -> Session:
@@ -348,13 +350,14 @@ class AsyncSession(AsyncSide, SessionOperations["AsyncSession"]):
 
     Attributes
     ----------
-    flash
-        Its registered questions.
+    flash, entries
+        Its registered questions, and what its next requests will begin with.
     """
 
     def __init__(self, sender: AsyncSender, info: SessionInfo) -> None:
         self._sender = sender
         self.flash = AsyncFlash(sender, info.id, info.owner)
+        self.entries = AsyncEntries(sender, info.id, info.owner)
         self._begin(info)
 
     def _handle(self, info: SessionInfo) -> AsyncSession:

@@ -45,6 +45,10 @@ class Audit:
         """Whether the precision is under its target, as far as chance can be ruled out at 95 %."""
         return self.audited > 0 and self.interval().high < self.target
 
+    def false_accept_share(self) -> float | None:
+        """Share of those audited that decoding for real contradicted; None of none."""
+        return self.false_accepts / self.audited if self.audited else None
+
     def verdict(self) -> str:
         """Why the question is out of service, in words."""
         low, high = self.interval()
@@ -52,3 +56,27 @@ class Audit:
             f"{self.false_accepts} of {self.audited} answers that were decoded again differed: precision"
             f" {low:.2f}-{high:.2f}, target {self.target:g}"
         )
+
+
+@dataclass(slots=True)
+class AlikeAudit(Audit):
+    """The audits of answers that were served to other words than a question's own.
+
+    Attributes
+    ----------
+    hits
+        Answers that were.
+    retired
+        Why other words are decoded for real from now on; None: they are not.
+    """
+
+    hits: int = 0
+    retired: str | None = None
+
+    def judged(self, *, agreed: bool) -> bool:
+        """One was decoded for real; whether other words are out of service from now on."""
+        self.saw(agreed=agreed)
+        if self.retired is not None or not self.has_failed:
+            return False
+        self.retired = self.verdict()
+        return True

@@ -75,6 +75,12 @@ def decide(choices: Sequence[Choice], logprobs: Mapping[int, float]) -> Decision
     return Decision(ranked[0], min(best - second, MOST_GAP))
 
 
+def leading(choices: Sequence[Choice], text: str) -> Choice | None:
+    """The choice with which a text begins, the longest of several; None: with none of them."""
+    found = [choice for choice in choices if agrees(choice, text)]
+    return max(found, key=lambda choice: len(choice.text.strip()), default=None)
+
+
 def agrees(choice: Choice, text: str) -> bool:
     """Whether what was decoded for real begins as the choice does, white space and case of letters aside."""
     return text.strip().casefold().startswith(choice.text.strip().casefold())

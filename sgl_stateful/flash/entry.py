@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from .answers import Answer, Stored
-from .audit import Audit
+from .audit import AlikeAudit, Audit
 from .gate import Gate
 from .question import Question
 
@@ -51,6 +51,8 @@ class Entry:
     ----------
     template_version
         New with every update.
+    alike
+        Of answers to other words; None: there are none.
     stored
         Its latest answer.
     retired
@@ -66,6 +68,7 @@ class Entry:
     created_at: float
     audit: Audit = field(init=False)
     gate: Gate | None = None
+    alike: AlikeAudit | None = None
     stored: Stored | None = None
     retired: str | None = None
     error: str | None = None
@@ -79,6 +82,12 @@ class Entry:
         """Forget what audits and the gate have seen: it was of another question, or of another model."""
         self.audit = Audit(self.question.audit_target)
         self.gate = None if self.question.target is None else Gate(self.question.target)
+        self.alike = None if self.question.semantic is None else AlikeAudit(self.question.audit_target)
+
+    @property
+    def is_alike_served(self) -> bool:
+        """Whether other words may be answered by it."""
+        return self.alike is not None and self.alike.retired is None and self.question.wording is not None
 
     @property
     def name(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from memstore import MemStoreError
@@ -16,6 +16,7 @@ from .metrics import FlashMetrics
 from .outcomes import Run
 from .port import Decoded, EnginePrompt, FlashEngine
 from .prompts import FlashPrompts, MemoryFails
+from .semantic import says_the_same
 from .table import FlashTable
 
 logger = logging.getLogger(__name__)
@@ -40,7 +41,7 @@ class Evaluator:
     """Does pieces of work. Of the event loop."""
 
     def __init__(self, table: FlashTable, prompts: FlashPrompts, engine: FlashEngine, metrics: FlashMetrics) -> None:
-        self._table = table
+        self.table = self._table = table
         self._prompts = prompts
         self._engine = engine
         self._metrics = metrics
@@ -93,24 +94,36 @@ class Evaluator:
 
     async def _audit(self, run: Run) -> None:
         """Decode a hit again, on the version that it was of, as far as that can still be had."""
-        entry, then, served = run.entry, run.key.present, run.audits
-        assert served is not None, "an audit of nothing"
+        entry, then, question = run.entry, run.key.present, run.entry.question
+        if run.asked is not None:
+            question = replace(question, behind=run.asked, first=run.asked)
         try:
-            prompt = await self._prompts.of(entry.session_id, entry.question, version=then.data_version)
+            prompt = await self._prompts.of(entry.session_id, question, version=then.data_version)
         except BadSessionRequest:  # that version is not kept
             self._table.drop_audit(run)
             return
         if prompt.present != then or prompt.facts != run.key.facts:
             self._table.drop_audit(run)
             return
-        decoded = await self._ask(prompt.prompt, entry.question.sampling_params)
-        if served.by == "gate":
-            choice = next(c for c in entry.question.choices if c.text == served.choice)
-            agreed = agrees(choice, decoded.text)
-        else:
-            agreed = decoded.token_ids == served.token_ids
+        agreed = await self._agrees(run, prompt.prompt)
+        if run.asked is not None:
+            self._metrics.semantic_audited(agreed=agreed)
+            self._table.audited(run, agreed=agreed)
+            return
         self._metrics.audited(agreed=agreed)
         self._table.audited(run, agreed=agreed)
+
+    async def _agrees(self, run: Run, prompt: EnginePrompt) -> bool:
+        """Whether decoding again says what was served."""
+        question, served = run.entry.question, run.audits
+        assert served is not None, "an audit of nothing"
+        decoded = await self._ask(prompt, question.sampling_params)
+        if run.asked is not None:
+            return says_the_same(question, served.text, decoded.text)
+        if served.by == "gate":
+            choice = next(c for c in question.choices if c.text == served.choice)
+            return agrees(choice, decoded.text)
+        return decoded.token_ids == served.token_ids
 
     async def _scanned(self, entry: Entry, prompt: EnginePrompt) -> Answer | None:
         """The answer by the next-token distribution alone; None where the gate does not fire, or is not calibrated."""

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 from sgl_stateful.errors import FlashReaderTooSlow
 
-Kind = Literal["answer", "invalid", "retired", "removed", "gap", "ended", "error"]
+Kind = Literal["answer", "invalid", "retired", "removed", "gap", "ended", "error", "semantic_retired"]
 
 
 class Event(NamedTuple):

@@ -7,22 +7,35 @@ from typing import Literal, NamedTuple
 
 from .answers import Answer, AnswerKey, Stored
 from .entry import Entry
+from .question import Prompt
 
-MissCause = Literal["sampling", "not_ready", "version", "facts", "weights", "retired", "fresh", "unsupported"]
+MissCause = Literal[
+    "sampling", "not_ready", "version", "facts", "weights", "retired", "fresh", "unsupported", "evicted"
+]
 """Why a registered question is decoded for real.
 
 ``sampling``: with other parameters. ``not_ready``: it has no answer. ``version``: its answer is of an earlier version.
 ``facts``: its answer had other facts. ``weights``: they are being updated. ``retired``: it is out of service.
 ``fresh``: the caller wants it so. ``unsupported``: more is asked for than the answer, such as log probabilities.
+``evicted``: of an entry alone: its KV has left the pool.
 """
 
 
 class Hit(NamedTuple):
-    """An answer that may be served; ``staleness_s``: for how long its version has been out of date."""
+    """An answer that may be served.
+
+    Attributes
+    ----------
+    staleness_s
+        For how long its version has been out of date.
+    similarity
+        Of what was asked to the question, in other words; None: it was the question.
+    """
 
     entry: Entry
     stored: Stored
     staleness_s: float
+    similarity: float | None = None
 
 
 class Miss(NamedTuple):
@@ -46,6 +59,8 @@ class Run:
         When its session went on to another version; None: it has not.
     audits
         The answer that was served; None: it is no audit.
+    asked
+        What it was served to, where that was not the question itself.
     is_void
         Something that it depends on has changed: its answer is not to be kept.
     """
@@ -56,6 +71,7 @@ class Run:
     since: float | None = None
     superseded_at: float | None = None
     audits: Answer | None = None
+    asked: Prompt | None = None
     is_void: bool = False
 
     @property

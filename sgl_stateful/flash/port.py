@@ -41,6 +41,8 @@ class Decoded:
         As the engine answers callers.
     ms
         From the request to its end.
+    pinned_tokens
+        What its hold has pinned.
     """
 
     text: str
@@ -50,6 +52,7 @@ class Decoded:
     ms: float
     label_logprobs: Mapping[int, float] = field(default_factory=dict)
     reply: Mapping[str, Any] = field(default_factory=dict)
+    pinned_tokens: int = 0
 
 
 class FlashEngine(Protocol):

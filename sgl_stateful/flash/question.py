@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from sgl_stateful.errors import BadFlashRequest, EmptyFlashQuestion
 from sgl_stateful.params import MemoryParams
@@ -14,8 +14,10 @@ from sgl_stateful.sessions.content import Content
 from .choices import Choice
 from .sampling import is_greedy
 from .slots import Value
+from .wording import Wording
 
 DEFAULT_TOKENS, MOST_TOKENS = 32, 256
+DEFAULT_THRESHOLD = 0.9
 LONGEST_INTERVAL_MS = 86_400_000
 MOST_PRIORITY = 100
 
@@ -74,6 +76,10 @@ class Question:
         Of the gate of its choices; None: every answer is decoded.
     audit_target
         Share of the served answers that have to agree with decoding again.
+    semantic
+        Least similarity of other words that are taken for it; None: none are.
+    wording
+        Its words, as they are compared with others'.
 
     Raises
     ------
@@ -81,6 +87,8 @@ class Question:
         The name, or a number, is out of range, or there is a gate without choices.
     EmptyFlashQuestion
     """
+
+    LEAST_TOKENS: ClassVar[int] = 1
 
     name: str
     content: Content
@@ -97,10 +105,12 @@ class Question:
     audit_target: float = 0.95
     memory: MemoryParams | None = None
     query: str = ""
+    semantic: float | None = None
+    wording: Wording | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         check_name(self.name)
-        _in_range("max_tokens", self.max_tokens, 1, MOST_TOKENS)
+        _in_range("max_tokens", self.max_tokens, self.LEAST_TOKENS, MOST_TOKENS)
         _in_range("min_interval_ms", self.min_interval_ms, 0, LONGEST_INTERVAL_MS)
         _in_range("priority", self.priority, -MOST_PRIORITY, MOST_PRIORITY)
         for name, share in (("gate.target", self.target), ("audit_target", self.audit_target)):
@@ -108,8 +118,18 @@ class Question:
                 raise BadFlashRequest(f"{name} has to lie between 0 and 1, not {share:g}")
         if self.target is not None and not self.choices:
             raise BadFlashRequest("a gate needs choices: it is about the gap between the best two of them")
+        if self.semantic is not None:
+            self._check_semantic(self.semantic)
         if not self.behind or not self.first:
             raise EmptyFlashQuestion("there is no question: it has no tokens")
+
+    def _check_semantic(self, threshold: float) -> None:
+        if not 0 < threshold <= 1:
+            raise BadFlashRequest(f"semantic.threshold has to lie above 0 and not above 1, not {threshold:g}")
+        if not self.is_greedy:
+            raise BadFlashRequest("semantic matching needs greedy answers: others cannot be audited")
+        if self.memory is not None:
+            raise BadFlashRequest("semantic matching cannot be had with memory: other words find other facts")
 
     def ask(self, *, is_first: bool) -> Ask:
         """How it is recognised."""

@@ -17,9 +17,12 @@ class Registrations:
     ----------
     limit, owner_limit
         How many there may be in all, and of one owner.
+    noun
+        What they are, in messages.
     """
 
-    def __init__(self, *, limit: int, owner_limit: int) -> None:
+    def __init__(self, *, limit: int, owner_limit: int, noun: str = "question") -> None:
+        self._noun = noun
         self._limit = limit
         self._owner_limit = owner_limit
         self._sessions: dict[str, dict[str, Entry]] = {}
@@ -45,7 +48,7 @@ class Registrations:
     def get(self, session_id: str, name: str) -> Entry:
         """One entry; raises ``FlashNotFound``."""
         if (entry := self._sessions.get(session_id, {}).get(name)) is None:
-            raise FlashNotFound(f"the session has no question {name!r}")
+            raise FlashNotFound(f"the session has no {self._noun} {name!r}")
         return entry
 
     def has(self, entry: Entry) -> bool:
@@ -68,11 +71,13 @@ class Registrations:
         FlashExists, FlashLimitReached
         """
         if question.name in self._sessions.get(session_id, {}):
-            raise FlashExists(f"the session has a question {question.name!r}: update it, or delete it first")
+            raise FlashExists(
+                f"the session has a {self._noun} {question.name!r} already: update it, or delete it first"
+            )
         self.check_new(session_id, question)
         if self._count >= self._limit or self._owners[owner] >= self._owner_limit:
             numbers = FlashNumbers(self._count, self._limit, self._owners[owner], self._owner_limit)
-            raise FlashLimitReached(numbers)
+            raise FlashLimitReached(numbers, self._noun)
 
     def check_new(self, session_id: str, question: Question) -> None:
         """Refuse a question that another of the session is, token by token; raises ``FlashExists``."""
@@ -80,7 +85,7 @@ class Registrations:
             ask = question.ask(is_first=is_first)
             for other in self.asked(session_id, ask.prompt):
                 if other.name != question.name and other.question.ask(is_first=is_first) == ask:
-                    raise FlashExists(f"question {other.name!r} of the session asks the very same")
+                    raise FlashExists(f"{self._noun} {other.name!r} of the session is the very same")
 
     def add(self, entry: Entry) -> None:
         """Add an entry; ``check`` has passed."""

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from .ahead import Ahead
 from .answers import Stored
+from .audit import AlikeAudit
 from .entry import Entry
+from .entry_point import EntryPoint
 from .gate import Gate
 
 
@@ -47,6 +50,7 @@ def shown_entry(entry: Entry, *, data_version: int, now: float, waiting: bool) -
             "agreed": entry.audit.agreed,
             "interval": list(entry.audit.interval()),
         },
+        "semantic": None if entry.alike is None else shown_alike(entry, entry.alike),
         "memory": None if question.memory is None else question.memory.model_dump(exclude_defaults=True),
         "template_version": entry.template_version,
         "state": _state(entry, data_version),
@@ -57,6 +61,39 @@ def shown_entry(entry: Entry, *, data_version: int, now: float, waiting: bool) -
         "evaluations": entry.worth.evaluations,
         "value": round(entry.worth.value(), 6),
         "answer": None if stored is None else shown_answer(entry, stored, now),
+    }
+
+
+def shown_alike(entry: Entry, alike: AlikeAudit) -> dict[str, Any]:
+    """How a question answers other words; shares in [0, 1]."""
+    low, high = alike.interval()
+    return {
+        "threshold": entry.question.semantic,
+        "hits": alike.hits,
+        "audited": alike.audited,
+        "agreed": alike.agreed,
+        "false_accepts": alike.false_accept_share(),
+        "false_accept_interval": [1 - high, 1 - low],
+        "retired": alike.retired,
+    }
+
+
+def shown_entry_point(shown: dict[str, Any], entry: Entry, *, cells: int) -> dict[str, Any]:
+    """An entry with its state, of what ``shown_entry`` says of it; ``cells``: that it has pinned beyond its session."""
+    point, stored = entry.question, entry.stored
+    assert isinstance(point, EntryPoint), point
+    ahead = None
+    if stored is not None:
+        answer = stored.answer
+        assert isinstance(answer, Ahead), answer
+        found = shown.pop("answer")
+        ahead = {**found, "tokens": len(answer.token_ids), "agreed": answer.agreed, "ends": answer.ends}
+    of_a_question = ("answer", "data", "memory", "min_interval_ms")
+    return {
+        **{name: value for name, value in shown.items() if name not in of_a_question},
+        "until": [*point.until, *point.until_ids],
+        "cells": cells,
+        "ahead": ahead,
     }
 
 

@@ -22,7 +22,7 @@ from .answers import Answer, AnswerKey, FactVersions, Present, Stored
 from .entry import Entry
 from .events import EventLogs
 from .outcomes import Hit, Miss, Run
-from .question import Ask, Question
+from .question import Ask, Prompt, Question
 from .queue import EvaluationQueue
 from .registrations import Registrations
 from .shown import shown_answer
@@ -45,6 +45,10 @@ class FlashTable:
         One in so many hits is decoded again, by chance.
     kept_events
         Of each session.
+    queue
+        One that several tables share; None: one of its own.
+    noun
+        What it holds, in messages.
     clock
         Seconds.
     chance
@@ -60,11 +64,13 @@ class FlashTable:
         aging_s: float = 5.0,
         audit_every: int = 50,
         kept_events: int = 256,
+        queue: EvaluationQueue | None = None,
+        noun: str = "question",
         clock: Callable[[], float],
         chance: Callable[[], float] | None = None,
     ) -> None:
-        self.registrations = Registrations(limit=limit, owner_limit=owner_limit)
-        self.queue = EvaluationQueue(aging_s=aging_s, most=batch)
+        self.registrations = Registrations(limit=limit, owner_limit=owner_limit, noun=noun)
+        self.queue = EvaluationQueue(aging_s=aging_s, most=batch) if queue is None else queue
         self.events = EventLogs(kept_events)
         self.clock = clock
         self.flushes = 0
@@ -302,15 +308,20 @@ class FlashTable:
             return Hit(entry, stored, staleness_s)
         return Miss("version", entry)
 
-    def served(self, hit: Hit) -> None:
-        """Count a hit, and by chance have it audited."""
+    def counted(self, hit: Hit) -> None:
+        """Count a hit."""
         entry, stored = hit.entry, hit.stored
         entry.worth.used += stored.hits == 0
         entry.hits += 1
         stored.hits += 1
-        is_audited = entry.question.is_greedy and self._chance() * self._audit_every < 1
+
+    def served(self, hit: Hit, *, asked: Prompt | None = None, audit_every: int | None = None) -> None:
+        """Count a hit, and by chance have it audited; ``asked``: what was, where it was not the question itself."""
+        self.counted(hit)
+        entry, stored = hit.entry, hit.stored
+        is_audited = entry.question.is_greedy and self._chance() * (audit_every or self._audit_every) < 1
         if is_audited and len(self._audits) < _MOST_AUDITS:
-            self._audits.append(Run(entry, stored.key, began_at=self.clock(), audits=stored.answer))
+            self._audits.append(Run(entry, stored.key, began_at=self.clock(), audits=stored.answer, asked=asked))
 
     # ---- audits ----
 
@@ -334,9 +345,17 @@ class FlashTable:
         return None
 
     def audited(self, run: Run, *, agreed: bool) -> None:
-        """A hit was decoded again; a question whose precision falls under its target is taken out of service."""
+        """A hit was decoded again; a question whose precision falls under its target is taken out of service.
+
+        For other words than its own, where these were what was asked.
+        """
         entry = self._end(run)
         if run.is_void or not self._holds(run):
+            return
+        if run.asked is not None and entry.alike is not None:
+            if entry.alike.judged(agreed=agreed):
+                why = entry.alike.retired
+                self.events.tell(entry.session_id, "semantic_retired", name=entry.name, message=why)
             return
         entry.audit.saw(agreed=agreed)
         if run.audits is not None and run.audits.gap is not None and run.audits.by == "gate":

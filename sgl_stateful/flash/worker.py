@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from math import inf
 
@@ -18,17 +18,20 @@ from .evaluating import Evaluator, Work
 from .metrics import FlashMetrics
 from .pacing import Pacer
 from .port import FlashEngine
-from .prompts import FlashPrompts
-from .table import FlashTable
+from .question import Question
 
 logger = logging.getLogger(__name__)
 
 
 class FlashWorker:
-    """Works off a table. Of the event loop.
+    """Works off tables that share one queue. Of the event loop.
 
     Parameters
     ----------
+    evaluators
+        By what they evaluate.
+    is_paused
+        Whether nothing may begin.
     busy_share
         Of the time in which callers' requests are in flight, how much may be spent; 0: none of it.
     rest_s
@@ -37,20 +40,22 @@ class FlashWorker:
 
     def __init__(
         self,
-        table: FlashTable,
-        prompts: FlashPrompts,
+        evaluators: Mapping[type[Question], Evaluator],
         engine: FlashEngine,
         metrics: FlashMetrics,
         *,
+        is_paused: Callable[[], bool],
         busy_share: float = 0.0,
         rest_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._table = table
-        self._prompts = prompts
+        self._evaluators = evaluators
+        self._tables = [evaluator.table for evaluator in evaluators.values()]
+        self._queue = self._tables[0].queue
+        assert all(table.queue is self._queue for table in self._tables), "tables with queues of their own"
+        self._is_paused = is_paused
         self._engine = engine
         self._metrics = metrics
-        self._evaluator = Evaluator(table, prompts, engine, metrics)
         self.pacer = Pacer(busy_share, clock, rest_s=rest_s)
         self._changed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -87,9 +92,9 @@ class FlashWorker:
         """Evaluate what is wanted, until the server shuts down; cancel to stop."""
         while not self._engine.is_closing():
             self._changed.clear()
-            self._metrics.depth(len(self._table.queue))
+            self._metrics.depth(len(self._queue))
             wait_s = self.pacer.wait_s()
-            if self._pauses or self._prompts.is_paused:
+            if self._pauses or self._is_paused():
                 wait_s = None
             if wait_s == 0 and (works := self._next()):
                 try:
@@ -98,25 +103,29 @@ class FlashWorker:
                     # The serving boundary: without this task nothing would be evaluated any more.
                     logger.exception("evaluating registered questions failed, and goes on with the next")
                 continue
-            next_at = self._table.next_at()
+            next_at = min((at for table in self._tables if (at := table.next_at()) is not None), default=None)
             is_due = wait_s is not None and next_at is not None and next_at < inf
             with suppress(TimeoutError):
                 await asyncio.wait_for(
                     self._changed.wait(),
-                    max(wait_s or 0.0, (next_at or 0.0) - self._table.clock()) if is_due else None,
+                    max(wait_s or 0.0, (next_at or 0.0) - self._tables[0].clock()) if is_due else None,
                 )
 
     def _next(self) -> list[Work]:
-        if (audit := self._table.take_audit()) is not None:
-            return [Work(audit.entry, audit)]
-        return [Work(entry) for entry in self._table.take()]
+        for table in self._tables:
+            if (audit := table.take_audit()) is not None:
+                return [Work(audit.entry, audit)]
+        return [Work(entry) for entry in self._tables[0].take()]
+
+    def _evaluator(self, work: Work) -> Evaluator:
+        return self._evaluators[type(work.entry.question)]
 
     async def _do(self, works: Sequence[Work]) -> None:
         """Do them at once, behind the prefix that they share, until they are done or have to give way."""
         loop = asyncio.get_running_loop()
         self.pacer.running(True)
         before = self.pacer.used_s
-        self._tasks = [loop.create_task(self._evaluator.do(work)) for work in works]
+        self._tasks = [loop.create_task(self._evaluator(work).do(work)) for work in works]
         try:
             self._give_way()
             await asyncio.wait(self._tasks)
@@ -129,7 +138,7 @@ class FlashWorker:
                 self._timer.cancel()
             for task, work in zip(self._tasks, works, strict=True):
                 if task.cancelled():
-                    self._evaluator.give_back(work)
+                    self._evaluator(work).give_back(work)
             self._tasks = []
             self._metrics.spent(self.pacer.used_s - before)
 

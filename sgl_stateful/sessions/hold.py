@@ -38,7 +38,7 @@ class Hold:
     Attributes
     ----------
     session_id
-        The pin's name: there is one for each session, and a new one takes the place of the former.
+        The session. It has one pin, and a new one takes the place of the former.
     tokens
         How many leading tokens of the request belong to the session, and are pinned once it has finished. None: all
         whose KV exists then, answer included (a turn).
@@ -53,6 +53,10 @@ class Hold:
         Requests of one group begin with the same tokens, as far as they do; those are prefilled once.
     snapshot
         Where the session's KV can be read from, if it is not in the pool.
+    entry
+        What of the session is pinned, where that is not the session itself; gone with the session's own pin.
+    ahead
+        The first tokens of the answer, which are known: the request begins behind them.
     """
 
     session_id: str
@@ -62,6 +66,18 @@ class Hold:
     priority: int = 0
     group: str = ""
     snapshot: Readback | None = None
+    entry: str | None = None
+    ahead: tuple[int, ...] = ()
+
+    @property
+    def pin_name(self) -> str:
+        """The pin's name."""
+        return self.session_id if self.entry is None else entry_pin(self.session_id, self.entry)
+
+
+def entry_pin(session_id: str, entry: str) -> str:
+    """Name of the pin of something of a session; neither part has a slash."""
+    return f"{session_id}/{entry}"
 
 
 def dump_hold(hold: Hold) -> str:
@@ -75,4 +91,5 @@ def parse_hold(custom_params: Any) -> Hold | None:
     if raw is None:
         return None
     hold = Hold(**json.loads(raw))
-    return replace(hold, snapshot=Readback(**hold.snapshot)) if isinstance(hold.snapshot, dict) else hold
+    snapshot = Readback(**hold.snapshot) if isinstance(hold.snapshot, dict) else hold.snapshot
+    return replace(hold, snapshot=snapshot, ahead=tuple(hold.ahead))

@@ -41,6 +41,11 @@ class EnginePins:
         if fences:
             await self._engine.control("unpin", {"session_ids": dict(fences)})
 
+    async def held(self, names: Iterable[str]) -> dict[str, int]:
+        """Tokens pinned by name, of those among ``names`` that have a pin."""
+        wanted = list(names)
+        return dict((await self._engine.control("pins", {"session_ids": wanted}))["pins"]) if wanted else {}
+
     def saw(self, report: Mapping[str, Any] | None) -> None:
         """Count what the scheduler says with a request of a session: that its pin had been lost."""
         if report is not None and report.get("lost") is not None:

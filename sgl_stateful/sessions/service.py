@@ -121,7 +121,7 @@ class SessionService:
         self.answering = Answering(self._keeper, renderer, alone=self._queues.in_order)
         self._upkeep = SessionUpkeep(self._keeper)
         self._pinning = Pinning(self._keeper)
-        self._pool_tokens = pool_tokens
+        self.pool_tokens = pool_tokens
         self.get = self._keeper.get
         self.find = self._keeper.find
         self.sessions_of = self._keeper.sessions_of
@@ -132,6 +132,7 @@ class SessionService:
         self.weights_changing = self._keeper.weights_changing
         self.weights_changed = self._keeper.weights_changed
         self.touch = self._keeper.touch
+        self.pins = self._keeper.pins
         self.epoch = self._keeper.epoch
         self.weights = self._keeper.weights
         self.watchers = self._keeper.watchers
@@ -269,7 +270,7 @@ class SessionService:
         largest = sorted(everyone, key=lambda s: (-ledger.cells(s.header.id), s.header.id))[:sessions]
         return {
             "cells": {
-                "pool": self._pool_tokens,
+                "pool": self.pool_tokens,
                 "budget": ledger.budget,
                 "quota": ledger.quota,
                 "pinned": pool["pinned_cells"],

@@ -17,7 +17,7 @@ from sgl_stateful.errors import BadMemoryRequest, BadSessionRequest, PinRefused,
 from sgl_stateful.params import MEMORY_KEY, MemoryParams, parse_memory_params
 from sgl_stateful.prompt import split_at_sentinel
 from sgl_stateful.retrieval import Retrieved
-from sgl_stateful.sessions.content import BEFORE, MARK
+from sgl_stateful.sessions.content import BEFORE, MARK, Content
 from sgl_stateful.sessions.params import SESSION_KEY, parse_session_params
 
 from .messages import mark_messages, text_of
@@ -139,6 +139,7 @@ def around_convert(
             is_chat=True,
             is_first=not is_behind,
             query=query,
+            content=_as_asked(request),
             memory=memory,
             retrieved=retrieved,
         )
@@ -156,6 +157,11 @@ def around_convert(
     )
     apply_prepared(adapted, prepared)
     return adapted, processed
+
+
+def _as_asked(request: ChatCompletionRequest) -> Content:
+    """The messages without the fields that a caller has left out."""
+    return Content(messages=tuple(message.model_dump(exclude_none=True) for message in request.messages))
 
 
 def _check_behind(request: ChatCompletionRequest) -> None:

@@ -15,6 +15,7 @@ from sgl_stateful.settings import StatefulSettings
 from . import pressure, waiting
 from .pins import PinTable
 from .prefix_cache import StatefulRadixCache
+from .request_state import begin_ahead
 from .session_kv import cached_tokens, snapshot_control
 
 logger = logging.getLogger(__name__)
@@ -43,6 +44,12 @@ class StatefulScheduler(scheduler.Scheduler):
         super().init_request_dispatcher()
         self._session_aging_s = StatefulSettings().session_aging_s
         self._request_dispatcher._mapping[StatefulControlReqInput] = self.handle_stateful_control
+
+    def _add_request_to_queue(self, req: Any, is_retracted: bool = False) -> None:
+        """Queue a request; one whose answer's beginning is known as if it had decoded that and been retracted."""
+        if not is_retracted:
+            begin_ahead(req)
+        super()._add_request_to_queue(req, is_retracted)
 
     def get_new_batch_prefill(self, running_batch: Any) -> Any:
         """Prefill what requests of sessions share once; make room where pins leave none."""

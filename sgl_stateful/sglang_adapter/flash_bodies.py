@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, StrictStr
@@ -9,11 +10,11 @@ from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, Stric
 from sgl_stateful.errors import BadFlashRequest, EmptyFlashQuestion
 from sgl_stateful.flash.choices import MOST_CHOICES, choices_of
 from sgl_stateful.flash.gate import DEFAULT_TARGET
-from sgl_stateful.flash.question import DEFAULT_TOKENS, Prompt, Question, check_name
+from sgl_stateful.flash.question import DEFAULT_THRESHOLD, DEFAULT_TOKENS, Prompt, Question, check_name
 from sgl_stateful.flash.sampling import canonical_sampling
 from sgl_stateful.flash.slots import fill
 from sgl_stateful.params import MemoryParams
-from sgl_stateful.sessions.content import Renderer
+from sgl_stateful.sessions.content import Content, Renderer
 
 from .flash_serving import sampling_defaults
 from .sampling import check_sampling
@@ -31,6 +32,14 @@ class GateBody(BaseModel):
     target: Share = DEFAULT_TARGET
 
 
+class SemanticBody(BaseModel):
+    """Other words that mean the question are answered by it: from which similarity on."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    threshold: Share = DEFAULT_THRESHOLD
+
+
 class QuestionBody(ContentBody):
     """A question of a session: text, messages or input_ids, in which ``{{name}}`` is a slot that ``data`` fills."""
 
@@ -42,7 +51,12 @@ class QuestionBody(ContentBody):
     priority: StrictInt = 0
     gate: GateBody | None = None
     audit_target: Share = DEFAULT_TARGET
+    semantic: SemanticBody | None = None
     memory: MemoryParams | None = None
+
+    def filled(self) -> Content:
+        """The question with data in its slots; raises ``BadFlashRequest``."""
+        return fill(self.content(), self.data)
 
     def question(self, name: str, renderer: Renderer) -> Question:
         """The question, rendered.
@@ -61,14 +75,14 @@ class QuestionBody(ContentBody):
         behind, first = (
             render_question(renderer, filled, self.memory, is_first=is_first) for is_first in (False, True)
         )
-        sampling = self._sampling()
+        sampling = registered_sampling(self.sampling_params, self.max_tokens)
         choices = () if self.choices is None else choices_of(self.choices, renderer.encode)
         return Question(
             name=name,
             content=content,
             data=self.data,
-            behind=_prompt(behind),
-            first=_prompt(first),
+            behind=as_prompt(behind),
+            first=as_prompt(first),
             query=behind.query,
             max_tokens=self.max_tokens,
             sampling_params=sampling,
@@ -79,20 +93,8 @@ class QuestionBody(ContentBody):
             target=None if self.gate is None else self.gate.target,
             audit_target=self.audit_target,
             memory=self.memory,
+            semantic=None if self.semantic is None else self.semantic.threshold,
         )
-
-    def _sampling(self) -> dict[str, Any]:
-        """What the engine is sent: greedy unless said otherwise."""
-        given = self.sampling_params
-        check_sampling(given)
-        if given.get("max_new_tokens", self.max_tokens) != self.max_tokens:
-            raise BadFlashRequest("sampling_params.max_new_tokens: say max_tokens instead")
-        if given.get("n") not in (None, 1):
-            raise BadFlashRequest("sampling_params.n has to be 1: a question has one answer")
-        if given.get("custom_params"):
-            raise BadFlashRequest("sampling_params.custom_params cannot be registered")
-        plain = {name: value for name, value in given.items() if value is not None}
-        return {"temperature": 0.0, **plain, "max_new_tokens": self.max_tokens}
 
 
 class RegisterBody(QuestionBody):
@@ -101,5 +103,24 @@ class RegisterBody(QuestionBody):
     name: str = Field(max_length=256)
 
 
-def _prompt(rendered: Rendered) -> Prompt:
+def registered_sampling(given: Mapping[str, Any], max_tokens: int) -> dict[str, Any]:
+    """What the engine is sent: greedy unless said otherwise.
+
+    Raises
+    ------
+    BadFlashRequest, BadSessionRequest
+    """
+    check_sampling(given)
+    if given.get("max_new_tokens", max_tokens) != max_tokens:
+        raise BadFlashRequest("sampling_params.max_new_tokens: say max_tokens instead")
+    if given.get("n") not in (None, 1):
+        raise BadFlashRequest("sampling_params.n has to be 1: a question has one answer")
+    if given.get("custom_params"):
+        raise BadFlashRequest("sampling_params.custom_params cannot be registered")
+    plain = {name: value for name, value in given.items() if value is not None}
+    return {"temperature": 0.0, **plain, "max_new_tokens": max_tokens}
+
+
+def as_prompt(rendered: Rendered) -> Prompt:
+    """Token ids of a question that was rendered."""
     return Prompt(tuple(rendered.head), tuple(rendered.tail))

@@ -54,7 +54,7 @@ class SGLangFlashEngine:
         meta = reply["meta_info"]
         if (meta.get("finish_reason") or {}).get("type") == "abort":
             raise RuntimeError(f"the engine has ended it: {meta['finish_reason'].get('message')}")
-        scheduler_report(meta)  # takes what is for us alone out of what callers will see
+        report = scheduler_report(meta) or {}  # takes what is for us alone out of what callers will see
         return Decoded(
             text=reply["text"],
             token_ids=tuple(reply["output_ids"]),
@@ -63,6 +63,7 @@ class SGLangFlashEngine:
             ms=1e3 * (time.perf_counter() - began),
             label_logprobs=_first_logprobs(meta) if label_ids else {},
             reply=reply,
+            pinned_tokens=int((report.get("session") or {}).get("pinned_tokens", 0)),
         )
 
     def foreground_requests(self) -> int:

@@ -36,7 +36,8 @@ def _server_routes(ready: Callable[[], Awaitable[FlashService]]) -> APIRouter:
     @router.get("/stats")
     @auth_level(AuthLevel.ADMIN_OPTIONAL)  # type: ignore[untyped-decorator]  # it names every owner
     async def stats(rows: Annotated[int, Query(ge=0, le=MAX_LISTED)] = 0) -> Any:
-        return (await ready()).stats(rows=rows)
+        flash = await ready()
+        return {**flash.stats(rows=rows), "entries": await flash.entries.stats(rows=rows)}
 
     return router
 
@@ -47,7 +48,8 @@ def _session_routes(ready: Callable[[], Awaitable[FlashService]], reader_s: floa
     @router.post("", status_code=201)
     async def register(session_id: str, body: RegisterBody) -> Any:
         flash = await ready()
-        return await flash.register(session_id, body.owner, body.question(body.name, flash.sessions.renderer))
+        question = body.question(body.name, flash.sessions.renderer)
+        return await flash.register(session_id, body.owner, await flash.semantic.worded(question, body.filled()))
 
     @router.get("")
     async def list_questions(session_id: str, owner: str) -> Any:
@@ -75,7 +77,8 @@ def _session_routes(ready: Callable[[], Awaitable[FlashService]], reader_s: floa
     @router.put("/{name}")
     async def update(session_id: str, name: str, body: QuestionBody) -> Any:
         flash = await ready()
-        return await flash.update(session_id, body.owner, body.question(name, flash.sessions.renderer))
+        question = body.question(name, flash.sessions.renderer)
+        return await flash.update(session_id, body.owner, await flash.semantic.worded(question, body.filled()))
 
     @router.delete("/{name}")
     async def delete(session_id: str, name: str, owner: str) -> Any:

@@ -20,6 +20,7 @@ from sgl_stateful.client.content import Messages
 from sgl_stateful.client.reading import each, part
 
 from . import frontend_select
+from .frontend_flash import ProgramFlash as ProgramFlash
 from .frontend_progress import arrive
 
 MEMORY_HERE = "{{memory}}"
@@ -261,18 +262,26 @@ class ProgramSession:
 
     def append(self, messages: Messages | None = None, **options: Any) -> Appended:
         """Add data at the session's end, as the client's ``Session.append``; later questions of the program see it."""
-        arrive(self._state.stream_executor)
+        self._arrive()
         return self.handle.append(messages, **options)
 
     def query(self, messages: Messages | None = None, *, name: str | None = None, **options: Any) -> Answer:
         """Ask as the client's ``Session.query``; with ``name``, ``s[name]`` is the answer's text."""
-        arrive(self._state.stream_executor)
+        self._arrive()
         return self._named(name, self.handle.query(messages, **options))
 
     def turn(self, messages: Messages | None = None, *, name: str | None = None, **options: Any) -> Answer:
         """Ask, and make question and answer a part of the session, as the client's ``Session.turn``."""
-        arrive(self._state.stream_executor)
+        self._arrive()
         return self._named(name, self.handle.turn(messages, **options))
+
+    @property
+    def flash(self) -> ProgramFlash:
+        """Questions that are registered on the session: answered after each of its changes, before they are asked."""
+        return ProgramFlash(self.handle, self._arrive, self._named)
+
+    def _arrive(self) -> None:
+        arrive(self._state.stream_executor)
 
     def _named(self, name: str | None, answer: Answer) -> Answer:
         if name is not None:

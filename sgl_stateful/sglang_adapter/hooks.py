@@ -157,6 +157,7 @@ def before_http_server(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict
     service, sessions = requests.service_of(manager), session_start.starter_of(manager)
     if sessions is None and service is None:
         return args, kwargs
+    from .entry_routes import add_entry_routes
     from .flash_routes import add_flash_routes
     from .routes import add_routes
     from .session_routes import add_session_routes
@@ -166,6 +167,7 @@ def before_http_server(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict
     if sessions is not None:
         add_session_routes(http_server.app, manager, sessions.ready, default_ttl_s=sessions.settings.session_ttl_s)
         add_flash_routes(http_server.app, sessions.ready_flash, reader_s=sessions.settings.flash_reader_s)
+        add_entry_routes(http_server.app, sessions.ready_flash)
     warm_up = kwargs.get("execute_warmup_func") or http_server._execute_server_warmup
 
     def warm_up_and_verify(server_args: Any) -> bool:

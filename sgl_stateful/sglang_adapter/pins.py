@@ -2,6 +2,7 @@
 
 A pin is a tree lock on the node where the session's tokens end; the tree evicts nothing between that node and its
 root. Sessions that begin alike share nodes, so cells are counted by slot: one that several pins cover counts once.
+What is pinned of a session besides (``Hold.entry``) has a pin of its own, which goes with the session's.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from sgl_stateful.sessions.hold import Hold
+from sgl_stateful.sessions.hold import Hold, entry_pin
 
 REMEMBERED = 1 << 16  # fences and lost sessions that are kept in mind
 
@@ -110,10 +111,10 @@ class PinTable:
         str or None
             Why the session's former pin was lost, where it was and has now been made anew.
         """
-        former = self._pins.get(hold.session_id)
-        if hold.fence < self._fences.get(hold.session_id, hold.fence) or (
-            former is not None and hold.fence < former.fence
-        ):
+        name = hold.pin_name
+        former = self._pins.get(name)
+        fence = max(self._fences.get(one, hold.fence) for one in (name, hold.session_id))
+        if hold.fence < fence or (former is not None and hold.fence < former.fence):
             self.counts.stale += 1
             return None
         self._clock += 1
@@ -121,24 +122,30 @@ class PinTable:
             former.priority, former.fence, former.used = hold.priority, hold.fence, self._clock
             return None
         if tokens == 0:
-            self._remove(hold.session_id)
+            self._remove(name)
             return None
         slots = self._slots(node, tokens)
         # The new lock before the old one goes: what both cover must not be evictable in between.
         lock = self.tree.lock(node)
         self._count(slots)
-        self._pins[hold.session_id] = Pin(node, lock, slots, hold.priority, hold.fence, self._clock)
+        self._pins[name] = Pin(node, lock, slots, hold.priority, hold.fence, self._clock)
         if former is not None:
             self._give_back(former)
-        return self._lost.pop(hold.session_id, None)
+        return self._lost.pop(name, None)
 
-    def unpin(self, session_id: str, fence: int) -> bool:
-        """Release what requests before ``fence`` pinned, and let none of them pin again; whether there was a pin."""
-        self._lost.pop(session_id, None)
-        self._fences[session_id] = max(fence, self._fences.pop(session_id, fence))
+    def unpin(self, name: str, fence: int) -> bool:
+        """Release what requests before ``fence`` pinned, and let none of them pin again; whether there was a pin.
+
+        With a session's pin goes what else is pinned of the session.
+        """
+        self._lost.pop(name, None)
+        self._fences[name] = max(fence, self._fences.pop(name, fence))
         _forget_oldest(self._fences)
-        pin = self._pins.get(session_id)
-        return pin is not None and pin.fence < fence and self._remove(session_id)
+        of_session = entry_pin(name, "")
+        for other in [one for one, pin in self._pins.items() if one.startswith(of_session) and pin.fence < fence]:
+            self._remove(other)
+        pin = self._pins.get(name)
+        return pin is not None and pin.fence < fence and self._remove(name)
 
     def release_one(self, reason: str, *, last: str | None = None) -> bool:
         """Give up the pin of the lowest priority, of those the least recently used; False where there is none.

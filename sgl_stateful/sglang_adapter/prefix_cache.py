@@ -294,7 +294,7 @@ class StatefulRadixCache(UnifiedRadixCache):
             # The serving boundary: a session without its pin costs time, an exception here the server.
             logger.exception("pinning session %s failed", hold.session_id)
             pins.counts.failures += 1
-        cells = {"pinned_tokens": pins.tokens_of(hold.session_id), "pinned_cells": pins.pinned_cells}
+        cells = {"pinned_tokens": pins.tokens_of(hold.pin_name), "pinned_cells": pins.pinned_cells}
         read = {} if state.snapshot is None else {"snapshot": state.snapshot}
         state.tell_session(req, {**cells, "lost": lost, **read})
 

@@ -60,10 +60,10 @@ def _release_until(fits: Callable[[], bool], pins: PinTable, *, request: Any = N
     hold = None if request is None else state_of(request).hold
     before = pins.counts.released
     # The pin of the request's own session holds what it builds on: giving that up makes no room for it.
-    while not fits() and pins.release_one(RECLAIMED, last=None if hold is None else hold.session_id):
+    while not fits() and pins.release_one(RECLAIMED, last=None if hold is None else hold.pin_name):
         pass
     if released := pins.counts.released - before:
-        logger.warning("the KV pool is full: %d sessions lost their pins", released)
+        logger.warning("the KV pool is full: %d pins were given up", released)
 
 
 def _relieve_chunk(scheduler: Any, cache: StatefulRadixCache, pins: PinTable) -> None:

@@ -103,6 +103,15 @@ def hole_tokens_of(req: Any) -> int:
     return 0 if state is None or state.exact else state.hole_tokens
 
 
+def begin_ahead(req: Any) -> None:
+    """Put the tokens of the answer that are known into a new request, where it may have them and one more."""
+    hold = state_of(req).hold
+    if hold is None or not hold.ahead or req.output_ids or req.to_finish is not None or req.finished_reason is not None:
+        return
+    if len(hold.ahead) < req.sampling_params.max_new_tokens:
+        req.output_ids.extend(hold.ahead)
+
+
 def forget_state(req: Any) -> None:
     """Drop the state: a request that was retracted is decided anew."""
     req.__dict__.pop(_STATE, None)

@@ -23,7 +23,7 @@ from sgl_stateful.service import MemoryService
 from sgl_stateful.sessions.content import Content
 from sgl_stateful.sessions.params import SESSION_KEY, parse_session_params
 
-from . import flash_serving, session_requests
+from . import entry_serving, flash_serving, session_requests
 from .engine import INTERNAL, SGLangEngine, scheduler_report
 from .prepared import MARKER, REPORTS, reserve_tokens
 from .session_questions import Asked, ask, with_facts
@@ -209,7 +209,7 @@ async def around_generate_request(
         return
     try:
         asked = None if hasattr(request, REPORTS) else await _asked(tokenizer_manager, request)
-        if asked is not None and (stored := flash_serving.serve(tokenizer_manager, request, asked)) is not None:
+        if asked is not None and (stored := await _stored(tokenizer_manager, request, asked)) is not None:
             setattr(request, READER, Answered(stored["meta_info"][SESSION_KEY]))
             yield stored
             return
@@ -222,6 +222,12 @@ async def around_generate_request(
         raise
 
 
+async def _stored(tokenizer_manager: Any, request: GenerateReqInput, asked: Asked) -> dict[str, Any] | None:
+    """The reply to what needs no engine: a registered question, or an entry of which all is known."""
+    stored = await flash_serving.serve(tokenizer_manager, request, asked)
+    return entry_serving.serve(tokenizer_manager, request, asked) if stored is None else stored
+
+
 async def _prepare(tokenizer_manager: Any, request: GenerateReqInput, asked: Asked | None) -> AnswerReader | None:
     """Put session and facts into a request; returns what follows its answer where it has a session."""
     if hasattr(request, REPORTS):
@@ -231,7 +237,13 @@ async def _prepare(tokenizer_manager: Any, request: GenerateReqInput, asked: Ask
         return None
     sessions, samples = await ready_sessions(tokenizer_manager), _samples(request)
     session_requests.refuse_unsupported(request, is_turn=asked.params.mode == "turn", samples=samples)
+    wanted = flash_serving.wanted_of(request)
     use = await session_requests.begin(sessions, service_of(tokenizer_manager), request, asked)
+    try:
+        resumed = entry_serving.resume(tokenizer_manager, request, wanted, asked, use)
+    except BaseException:
+        await sessions.answering.drop(use)
+        raise
     return AnswerReader(
         sessions,
         use,
@@ -239,6 +251,7 @@ async def _prepare(tokenizer_manager: Any, request: GenerateReqInput, asked: Ask
         abort=tokenizer_manager.abort_request,
         samples=samples,
         incremental=bool(request.stream) and tokenizer_manager.incremental_streaming_output,
+        resumed=resumed,
     )
 
 
@@ -257,6 +270,8 @@ async def _run(
     if engine is not None:
         engine.foreground.began()
     try:
+        if reader is not None and (early := reader.early()) is not None:
+            yield early
         async with aclosing(original(tokenizer_manager, request, raw_request)) as replies:
             async for reply in replies:
                 for position, item in enumerate(reply if isinstance(reply, list) else [reply]):

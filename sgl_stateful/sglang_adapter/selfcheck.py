@@ -50,6 +50,7 @@ _SCHEDULER_CALLS = {  # what sessions override or call, and its parameters
     "get_new_batch_prefill": ("self", "running_batch"),
     "update_running_batch": ("self", "batch"),
     "_reqs_finishing_inflight": ("self", "batch"),
+    "_add_request_to_queue": ("self", "req", "is_retracted"),
 }
 _BATCH_CALLS = {
     "is_empty": ("self",),
@@ -84,6 +85,7 @@ _REQUEST_FIELDS = (
     "send_token_offset",
     "stream",
     "time_stats",
+    "to_finish",
 )
 _SCHEDULER_FIELDS = ("chunked_prefill_size", "chunked_req", "enable_priority_scheduling", "policy", "waiting_queue")
 

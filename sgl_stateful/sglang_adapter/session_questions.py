@@ -35,6 +35,8 @@ class Asked:
         It was rendered for a session without content.
     query
         What facts are searched for unless the caller says so.
+    content
+        As it was asked; None where only its tokens are known.
     """
 
     params: SessionParams
@@ -43,6 +45,7 @@ class Asked:
     is_chat: bool
     is_first: bool
     query: str = ""
+    content: Content | None = None
     memory: MemoryParams | None = None
     retrieved: Retrieved | None = None
 
@@ -57,7 +60,14 @@ async def ask(sessions: SessionService, params: SessionParams, content: Content,
     is_first = (await sessions.get(params.id, params.owner)).num_tokens == 0
     head, tail, query = render_question(sessions.renderer, content, memory, is_first=is_first)
     return Asked(
-        params, head, tail, is_chat=content.messages is not None, is_first=is_first, query=query, memory=memory
+        params,
+        head,
+        tail,
+        is_chat=content.messages is not None,
+        is_first=is_first,
+        query=query,
+        content=content,
+        memory=memory,
     )
 
 

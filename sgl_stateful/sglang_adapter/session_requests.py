@@ -28,6 +28,7 @@ from sgl_stateful.sessions.service import SessionService
 from sgl_stateful.sessions.use import Answer, Use
 
 from .prepared import REPORTS, reserve_tokens
+from .resumed import Resumed
 from .session_questions import Asked
 
 ASKED = "_sgl_stateful_asked"  # attribute of a request whose prompt is the question alone
@@ -149,6 +150,8 @@ class AnswerReader:
     ----------
     abort
         Ends a request in the engine, by its id.
+    resumed
+        What it goes on from; None: it is decoded from its beginning.
     """
 
     def __init__(
@@ -160,6 +163,7 @@ class AnswerReader:
         abort: Callable[[str], None],
         samples: int,
         incremental: bool,
+        resumed: Resumed | None = None,
     ) -> None:
         self._sessions = sessions
         self._use = use
@@ -167,6 +171,7 @@ class AnswerReader:
         self._abort = abort
         self._samples = samples
         self._incremental = incremental
+        self._resumed = resumed
         self._ids: list[int] = []
         self._text = ""
         self._finished = 0
@@ -179,6 +184,13 @@ class AnswerReader:
         for rid in self._rids:
             self._abort(rid)
 
+    def early(self) -> dict[str, Any] | None:
+        """A reply before the engine's first; None: there is none."""
+        if self._resumed is None or self._resumed.early is None:
+            return None
+        self._use.saw_token()
+        return self._resumed.early
+
     async def see(self, item: Any, scheduler: dict[str, Any] | None) -> None:
         """Take one reply; the last one is given a ``session``.
 
@@ -187,6 +199,8 @@ class AnswerReader:
         SessionError
             The session has ended, or the turn did not become part of it.
         """
+        if self._resumed is not None:
+            self._resumed.see(item, incremental=self._incremental)
         self._rids.add(item["meta_info"]["id"])  # several answers have ids of SGLang's own
         self._use.saw_token()
         self._scheduler = scheduler or self._scheduler
@@ -211,6 +225,8 @@ class AnswerReader:
             scheduler=self._scheduler,
         )
         self.shown = meta[SESSION_KEY] = await self._sessions.answering.end(self._use, answer)
+        if self._resumed is not None and not answer.aborted:
+            self.shown |= self._resumed.told(meta)
 
     async def drop(self) -> None:
         """The request has come to its end; harmless after the last reply."""

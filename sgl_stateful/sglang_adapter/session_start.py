@@ -13,8 +13,9 @@ from typing import Any
 
 from memstore.session_log import SessionLog, VolatileSessionLog
 from sgl_stateful.errors import BadSessionRequest
-from sgl_stateful.flash.metrics import process_flash_metrics
+from sgl_stateful.flash.metrics import process_entry_metrics, process_flash_metrics
 from sgl_stateful.flash.service import FlashService
+from sgl_stateful.flash.wording import direction
 from sgl_stateful.salts import Salts
 from sgl_stateful.service import MemoryService
 from sgl_stateful.sessions.content import Renderer
@@ -123,24 +124,30 @@ class SessionStarter:
         return self.flash
 
     def _make_flash(self, sessions: SessionService) -> FlashService:
-        settings = self.settings
+        settings, memory = self.settings, self._memory
         flash = FlashService(
             sessions=sessions,
-            memory=self._memory,
+            memory=memory,
             engine=SGLangFlashEngine(self._engine, self._manager),
             metrics=process_flash_metrics(),
+            entry_metrics=process_entry_metrics(),
             limit=settings.flash_limit,
             owner_limit=settings.flash_owner_limit,
+            entry_limit=settings.entry_limit,
+            entry_owner_limit=settings.entry_owner_limit,
+            entry_cells=settings.entry_budget(sessions.pool_tokens),
             batch=settings.flash_batch,
             aging_s=settings.flash_aging_s,
             busy_share=settings.flash_busy_share,
             rest_s=settings.flash_rest_s,
             audit_every=settings.flash_audit_every,
+            embed=None if memory is None else partial(memory.in_thread, direction, memory.store.embedder),
+            semantic_audit_every=settings.flash_semantic_audit_every,
             kept_events=settings.flash_events,
             readers=settings.flash_readers,
         )
-        if self._memory is not None:
-            self._memory.on_facts(flash.facts_changed)
+        if memory is not None:
+            memory.on_facts(flash.facts_changed)
         return flash
 
     async def _make(self) -> SessionService:

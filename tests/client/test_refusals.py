@@ -30,6 +30,7 @@ OURS = [
     (422, "EmptyFlashQuestion", errors.EmptyFlashQuestion),
     (422, "FlashSlotMissing", errors.FlashSlotMissing),
     (422, "FlashChoicesAlike", errors.FlashChoicesAlike),
+    (422, "FlashNeedsMemory", errors.FlashNeedsMemory),
     (429, "FlashLimitReached", errors.FlashLimitReached),
     (429, "FlashReadersFull", errors.FlashReadersFull),
     (400, "BadMemoryRequest", errors.BadMemoryRequest),

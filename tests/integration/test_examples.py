@@ -22,6 +22,10 @@ PRINTED = {
     ],
     "agent_memory": [r"3 facts, all encoded: True", r"spliced: \d+ tokens spliced", r"session version 3", r"Faro"],
     "frontend_program": [r"urgent, [1-9][0-9]? hours; \['.*', '.*'\]", r"version 2: \d+ tokens", r"newest: '"],
+    "frontend_flash": [
+        r"open: '.*', served from flash",
+        r"next: '.*', version 2, served from flash",
+    ],
     "flash_questions": [
         r"\[version 4\] warmest: '",
         r"\[version 4\] dry: '",

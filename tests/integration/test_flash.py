@@ -307,3 +307,50 @@ def test_metrics_are_in_the_servers_own(http: httpx.Client, owner: str) -> None:
     text = http.get("/metrics", follow_redirects=True).text
     assert "sgl_stateful_flash_hits_total" in text
     assert 'sgl_stateful_flash_evaluations_total{outcome="stored"' in text
+
+
+def test_other_words_are_answered_where_they_mean_the_same(http: httpx.Client, owner: str) -> None:
+    reply = http.post("/v1/sessions", json={"owner": owner, "text": "Bed 3 is dry. Bed 4 is wet. Bed 5 is dry."})
+    session = KnownSession(http, owner, reply.json()["id"])
+    register(session, "thirsty", text=" Which bed needs water?", semantic={"threshold": 0.9}, max_tokens=4)
+    [shown] = wait_fresh(session, "thirsty")
+    sampling = {"max_new_tokens": 4, **SAMPLING}
+
+    def ask(text: str, **more: Any) -> dict[str, Any]:
+        reply = session.post("query", text=text, sampling_params=sampling, **more)
+        assert reply.status_code == 200, reply.text
+        answer: dict[str, Any] = reply.json()
+        return answer
+
+    answer = ask(" What bed needs water?")
+    assert (served_from(answer), answer["text"]) == ("flash", shown["answer"]["text"])
+    told = answer["meta_info"]["session"]["flash"]
+    assert (told["by"], told["name"]) == ("semantic", "thirsty")
+    assert 0.9 <= told["similarity"] <= 1.0
+    real = ask(" What bed needs water?", fresh=True)
+    assert answer["meta_info"]["prompt_tokens"] == real["meta_info"]["prompt_tokens"]
+    for other in (" Which bed needs no water?", " Which bed needs water 3?", " Who sells beds?"):
+        assert served_from(ask(other)) == "engine"
+    found = show(session, "thirsty")["semantic"]
+    assert (found["threshold"], found["hits"]) == (0.9, 1)
+
+
+def test_a_chat_may_ask_in_other_words(http: httpx.Client, owner: str) -> None:
+    reply = http.post("/v1/sessions", json={"owner": owner, "messages": [{"role": "user", "content": "Bed 3 is dry."}]})
+    session = KnownSession(http, owner, reply.json()["id"])
+    asked = {"messages": [{"role": "user", "content": "Which bed needs water?"}], "semantic": {"threshold": 0.9}}
+    register(session, "thirsty", **asked, max_tokens=4, sampling_params=GREEDY)
+    [shown] = wait_fresh(session, "thirsty")
+    reply = http.post(
+        "/v1/chat/completions",
+        json={
+            "model": "default",
+            "messages": [{"role": "user", "content": "What bed needs water?"}],
+            "max_tokens": 4,
+            "temperature": 0,
+            "custom_params": {"session": {"id": session.id, "owner": owner}},
+        },
+    )
+    said = reply.json()
+    assert said["choices"][0]["message"]["content"] == shown["answer"]["text"]
+    assert (said["session"]["flash"]["by"], said["session"]["flash"]["name"]) == ("semantic", "thirsty")

@@ -12,10 +12,11 @@ import httpx
 import pytest
 import sglang as sgl
 from engines import RunningServer
+from redis_server import wait_until
 from sglang import function, gen, select
 
 from sgl_stateful import Client
-from sgl_stateful.client import BadRequest, InvalidCall, Session
+from sgl_stateful.client import BadRequest, FlashNotFound, InvalidCall, Session
 from sgl_stateful.frontend import MEMORY_HERE, StatefulEndpoint, session
 from sgl_stateful.sglang_adapter.prepared import MARKER
 
@@ -226,6 +227,38 @@ def test_a_program_changes_its_session(server: RunningServer, endpoint: Any, gar
     assert (state["before"], state["asked"], state["said"]) == (old, new, new)
     assert state.get_meta_info("asked")["session"]["data_version"] == 2
     assert garden.reload().version == 3
+
+
+def test_a_program_asks_what_is_registered(server: RunningServer, endpoint: Any, client: Client, garden: Any) -> None:
+    client.facts.add("The spare hose is in the shed.", wait=True)
+    template = " The bed that needs {{what}} is"
+    memory = {"mode": "text", "k": 1}
+
+    @function
+    def program(s: Any) -> None:
+        questions = session(s).flash
+        made = questions.register("dry", text=template, data={"what": "water"}, max_tokens=8)
+        assert (made.name, made.state) == ("dry", "pending")
+        questions.register("hose", text=" The spare hose is in", max_tokens=4, memory=memory)
+        wait_until(lambda: {one.state for one in garden.flash.list()} == {"fresh"}, "answers", deadline_s=120)
+        s += START + gen("said", max_tokens=8, temperature=0)
+        asked = [questions.ask("dry"), questions.ask("dry", into="real", fresh=True), questions.ask("hose")]
+        assert [answer.served_from for answer in asked] == ["flash", "engine", "flash"]
+
+    state = program.run(backend=endpoint(session=garden), use_thread=False)
+    right = generate(server, input_ids=ids_of(server, LOG) + ids_of(server, START), sampling_params=GREEDY)["text"]
+    assert (state["said"], state["dry"], state["real"]) == (right, right, right)
+    # The generation of the program's own text is the registered question in all but its name.
+    assert state.get_meta_info("said")["session"]["served_from"] == "flash"
+    assert state.get_meta_info("dry")["session"]["flash"]["name"] == "dry"
+    assert state["hose"] == garden.flash.answer("hose").text
+
+    @function
+    def unknown(s: Any) -> None:
+        session(s).flash.ask("cold")
+
+    with pytest.raises(FlashNotFound, match="cold"):
+        unknown.run(backend=endpoint(session=garden), use_thread=False)
 
 
 def test_one_program_runs_over_many_sessions(server: RunningServer, endpoint: Any, client: Client) -> None:

@@ -7,6 +7,8 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from pinning_engine import PinningEngine
+
 from sgl_stateful.flash.port import Decoded, EnginePrompt
 from sgl_stateful.foreground import Foreground, Listener
 
@@ -39,9 +41,14 @@ class DigestEngine:
         Of the first token, by id.
     answers
         What is decoded, one after the other, before digests are.
+    stopped_by
+        What has ended it; None: its length.
+    pinning
+        Where what a request holds is pinned.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, pinning: PinningEngine | None = None) -> None:
+        self.pinning = pinning or PinningEngine()
         self.foreground = Foreground()
         self.asked: list[Asked] = []
         self.aborted = 0
@@ -50,6 +57,7 @@ class DigestEngine:
         self.failing: str | None = None
         self.logprobs: dict[int, float] = {}
         self.answers: list[str] = []
+        self.stopped_by: str | int | None = None
         self.closing = False
 
     async def decode(
@@ -70,17 +78,22 @@ class DigestEngine:
         if self.failing is not None:
             raise RuntimeError(self.failing)
         text = self.answers.pop(0) if self.answers else said(prompt.token_ids)
-        ids = tuple(text.encode())
+        ids = tuple(text.encode())[: sampling_params.get("max_new_tokens", 32)]
+        text = bytes(ids).decode()
+        end = {"type": "length", "length": len(ids)}
+        if self.stopped_by is not None:
+            end = {"type": "stop", "matched": self.stopped_by}
+        held = self.pinning.held((*prompt.token_ids, *ids), prompt.hold) or {"pinned_tokens": 0}
         meta = {
             "id": "of-the-evaluation",
-            "finish_reason": {"type": "length", "length": len(ids)},
+            "finish_reason": end,
             "prompt_tokens": len(prompt.token_ids),
             "cached_tokens": 3,
             "output_token_logprobs": [[-0.1, 1, None]],
         }
         reply = {"text": text, "output_ids": list(ids), "meta_info": meta}
         labels = {token_id: self.logprobs[token_id] for token_id in label_ids}
-        return Decoded(text, ids, len(prompt.token_ids), 3, 1.0, labels, reply)
+        return Decoded(text, ids, len(prompt.token_ids), 3, 1.0, labels, reply, held["pinned_tokens"])
 
     def foreground_requests(self) -> int:
         return self.foreground.count

@@ -7,6 +7,7 @@ from flash_setup import Setup
 
 from sgl_stateful.flash.service import FlashService
 from sgl_stateful.sessions.service import SessionService
+from sgl_stateful.sglang_adapter.entry_routes import add_entry_routes
 from sgl_stateful.sglang_adapter.flash_routes import add_flash_routes
 from sgl_stateful.sglang_adapter.session_routes import add_session_routes
 
@@ -23,4 +24,5 @@ def application(setup: Setup, *, reader_s: float = 30.0) -> FastAPI:
 
     add_session_routes(app, None, sessions, default_ttl_s=60.0)
     add_flash_routes(app, flash, reader_s=reader_s)
+    add_entry_routes(app, flash)
     return app

@@ -15,7 +15,9 @@ from session_values import ANA
 from words import ByteTokenizer
 
 from memstore.session_log import VolatileSessionLog
-from sgl_stateful.flash.metrics import FlashMetrics
+from sgl_stateful.flash.ahead import Ahead
+from sgl_stateful.flash.entry_point import EntryPoint
+from sgl_stateful.flash.metrics import EntryMetrics, FlashMetrics
 from sgl_stateful.flash.outcomes import Hit
 from sgl_stateful.flash.question import Prompt, Question
 from sgl_stateful.flash.service import FlashService
@@ -45,6 +47,28 @@ class Setup:
         await self.flash.register(session.header.id, session.header.owner, asked)
         return asked
 
+    async def enter(self, session: Session, word: str = "next", name: str = "e", **more: Any) -> EntryPoint:
+        made = entry(word, name, **more)
+        await self.flash.entries.register(session.header.id, session.header.owner, made)
+        return made
+
+    def ahead(self, session: Session, word: str) -> Ahead | None:
+        """What is known behind a question that begins with an entry, if it holds now."""
+        entries, ids = self.flash.entries, tuple(word.encode())
+        found = entries.asked(session, ids if session.num_tokens else (ByteTokenizer.BOS, *ids))
+        if found is None:
+            return None
+        hit = entries.look(session, found)
+        if not isinstance(hit, Hit):
+            return None
+        answer = hit.stored.answer
+        assert isinstance(answer, Ahead)
+        return answer
+
+    def entry_pins(self) -> dict[str, int]:
+        """Tokens that the engine has pinned for entries, by the pin's name."""
+        return {name: len(ids) for name, ids in self.pinning.pins.items() if "/" in name}
+
     async def append(self, session: Session, content: str) -> None:
         await self.sessions.append(session.header.id, session.header.owner, Content(text=content))
 
@@ -66,6 +90,22 @@ class Setup:
         return {name: count for name, count in counts.items() if count}
 
 
+def entry(word: str = "next", name: str = "e", **more: Any) -> EntryPoint:
+    """An entry whose token ids are the bytes of a word."""
+    ids = tuple(word.encode())
+    tokens = more.get("max_tokens", 4)
+    values: dict[str, Any] = {
+        "name": name,
+        "content": Content(text=word),
+        "behind": Prompt((), ids),
+        "first": Prompt((), (ByteTokenizer.BOS, *ids)),
+        "max_tokens": tokens,
+        "sampling_params": {"temperature": 0.0, "max_new_tokens": tokens},
+        "sampling": "{}",
+    }
+    return EntryPoint(**(values | more))
+
+
 def ask(word: str = "what", name: str = "q", **more: Any) -> Question:
     ids = tuple(word.encode())
     values: dict[str, Any] = {
@@ -81,7 +121,8 @@ def ask(word: str = "what", name: str = "q", **more: Any) -> Question:
 
 @asynccontextmanager
 async def starting(memory: MemoryService | None = None, **more: Any) -> AsyncIterator[Setup]:
-    engine, pinning = DigestEngine(), PinningEngine()
+    pinning = PinningEngine()
+    engine = DigestEngine(pinning)
     with ThreadPoolExecutor(2) as threads:
         sessions = SessionService(
             log=VolatileSessionLog(),
@@ -101,6 +142,9 @@ async def starting(memory: MemoryService | None = None, **more: Any) -> AsyncIte
         values: dict[str, Any] = {
             "limit": 100,
             "owner_limit": 50,
+            "entry_limit": 100,
+            "entry_owner_limit": 50,
+            "entry_cells": 1000,
             "batch": 8,
             "aging_s": 5.0,
             "kept_events": 8,
@@ -108,7 +152,14 @@ async def starting(memory: MemoryService | None = None, **more: Any) -> AsyncIte
             **more,
         }
         registry = CollectorRegistry()
-        flash = FlashService(sessions=sessions, memory=memory, engine=engine, metrics=FlashMetrics(registry), **values)
+        flash = FlashService(
+            sessions=sessions,
+            memory=memory,
+            engine=engine,
+            metrics=FlashMetrics(registry),
+            entry_metrics=EntryMetrics(registry),
+            **values,
+        )
         if memory is not None:
             memory.on_facts(flash.facts_changed)
         task = asyncio.create_task(flash.worker.run())

@@ -74,12 +74,13 @@ class PinningEngine:
         if hold is None:
             return None
         lost = None
-        latest = max(self._fences.get(hold.session_id, 0), self._pinned_at.get(hold.session_id, 0))
+        name = hold.pin_name
+        latest = max(self._fences.get(hold.session_id, 0), self._fences.get(name, 0), self._pinned_at.get(name, 0))
         if hold.pin and hold.fence >= latest:
-            lost = self.lost.pop(hold.session_id, None)
-            self._pinned_at[hold.session_id] = hold.fence
-            self.pins[hold.session_id] = ids if hold.tokens is None else ids[: hold.tokens]
-        return {"pinned_tokens": len(self.pins.get(hold.session_id, ())), "lost": lost}
+            lost = self.lost.pop(name, None)
+            self._pinned_at[name] = hold.fence
+            self.pins[name] = ids if hold.tokens is None else ids[: hold.tokens]
+        return {"pinned_tokens": len(self.pins.get(name, ())), "lost": lost}
 
     def flush(self) -> None:
         """Lose everything."""
@@ -93,8 +94,9 @@ class PinningEngine:
         if op == "unpin":
             for name, fence in body["session_ids"].items():
                 self._fences[name] = max(fence, self._fences.get(name, 0))
-                if self._pinned_at.get(name, 0) < fence:
-                    self.pins.pop(name, None)
+                for one in [one for one in self.pins if one == name or one.startswith(f"{name}/")]:
+                    if self._pinned_at.get(one, 0) < fence:
+                        self.pins.pop(one)
                 self.lost.pop(name, None)
             return {}
         if op == "snapshot_fence":

@@ -256,7 +256,7 @@ async def served(setup: Setup, session: Session, text: str = "what", **more: Any
     sampling = more.pop("sampling_params", GREEDY)
     request = GenerateReqInput(input_ids=[*asked.head, *asked.tail], sampling_params=dict(sampling), **more)
     manager = SimpleNamespace(**{STARTER: SimpleNamespace(flash=setup.flash)})
-    return flash_serving.serve(manager, request, asked)
+    return await flash_serving.serve(manager, request, asked)
 
 
 async def test_a_registered_question_is_answered_in_the_usual_shape(

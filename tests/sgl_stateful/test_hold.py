@@ -22,6 +22,7 @@ from sgl_stateful.sglang_adapter.pins import PinTable
         Hold("s", 10, True, 3),
         Hold('é "quoted"', None, False, 2**40, priority=-100, group="g"),
         Hold("s", 10, True, 3, snapshot=Readback("a.kv", 300, 256)),
+        Hold("s", None, True, 3, entry="next", ahead=(7, 8)),
     ],
 )
 def test_a_hold_travels(hold: Hold) -> None:
@@ -67,6 +68,48 @@ TREE = {"a": [1, 2, 3], "ab": [1, 2, 3, 4, 5], "ac": [1, 2, 3, 6], "d": [7, 8]}
 
 def pinned(table: PinTable, session: str, node: str, fence: int, priority: int = 0) -> str | None:
     return table.hold(Hold(session, None, True, fence, priority), node, len(TREE[node]))
+
+
+def pinned_entry(table: PinTable, entry: str, node: str, fence: int, priority: int = -1000) -> None:
+    table.hold(Hold("s", None, True, fence, priority, entry=entry), node, len(TREE[node]))
+
+
+def test_an_entry_has_a_pin_beside_its_session_s_that_goes_first_and_with_it() -> None:
+    tree = Paths(TREE)
+    table = PinTable(tree, 10)
+    pinned(table, "s", "a", 1)
+    pinned_entry(table, "next", "ab", 2)
+    pinned_entry(table, "other", "ac", 3)
+    pinned(table, "t", "d", 4)
+    assert table.tokens() == {"s": 3, "s/next": 5, "s/other": 4, "t": 2}
+    assert table.pinned_cells == 8
+    assert table.unpin("s/next", 5)
+    assert table.tokens() == {"s": 3, "s/other": 4, "t": 2}
+    assert table.release_one("reclaimed")
+    assert (table.tokens(), table.lost()) == ({"s": 3, "t": 2}, {"s/other": "reclaimed"})
+    pinned_entry(table, "next", "ab", 6)
+    assert table.unpin("s", 7)
+    assert (table.tokens(), tree.locked) == ({"t": 2}, ["d"])
+
+
+def test_an_entry_is_not_pinned_by_a_request_from_before_its_session_was_unpinned() -> None:
+    table = PinTable(Paths(TREE), 10)
+    pinned(table, "s", "a", 1)
+    table.unpin("s", 3)
+    pinned_entry(table, "next", "ab", 2)
+    assert (table.tokens(), table.counts.stale) == ({}, 1)
+    pinned_entry(table, "next", "ab", 4)
+    assert table.tokens() == {"s/next": 5}
+    table.unpin("s", 4)  # older than what the entry has pinned since
+    assert table.tokens() == {"s/next": 5}
+
+
+def test_sessions_whose_names_begin_alike_are_others() -> None:
+    table = PinTable(Paths(TREE), 10)
+    pinned(table, "s", "a", 1)
+    pinned(table, "sa", "d", 2)
+    table.unpin("s", 3)
+    assert table.tokens() == {"sa": 2}
 
 
 def test_what_both_pins_cover_is_never_unlocked() -> None:
@@ -156,16 +199,27 @@ class Pins(RuleBasedStateMachine):
         else:
             assert lost is None
 
-    @rule(session=sessions, age=st.integers(0, 3))
-    def unpin(self, session: str, age: int) -> None:
+    @rule(session=sessions, node=st.sampled_from(sorted(TREE)), age=st.integers(0, 3))
+    def request_of_an_entry(self, session: str, node: str, age: int) -> None:
         self.now += 1
-        fence = self.now - age
-        goes = session in self.model and self.model[session][1] < fence
-        assert self.table.unpin(session, fence) == goes
-        if goes:
-            del self.model[session]
-        self.lost.pop(session, None)
-        self.unpinned[session] = max(fence, self.unpinned.get(session, fence))
+        fence, name = self.now - age, f"{session}/e"
+        self.table.hold(Hold(session, None, True, fence, entry="e"), node, len(TREE[node]))
+        newest = self.model.get(name, ("", -9))[1]
+        if fence >= max(newest, self.unpinned.get(session, -9), self.unpinned.get(name, -9)):
+            self.lost.pop(name, None)
+            self.model[name] = (node, fence)
+
+    @rule(session=sessions, entry=st.sampled_from(["", "/e"]), age=st.integers(0, 3))
+    def unpin(self, session: str, entry: str, age: int) -> None:
+        """Of a session: its entry goes with it."""
+        self.now += 1
+        fence, name = self.now - age, session + entry
+        older = {one for one, (_, at) in self.model.items() if at < fence}
+        assert self.table.unpin(name, fence) == (name in older)
+        for one in {name, f"{name}/e"} & older:
+            del self.model[one]
+        self.lost.pop(name, None)
+        self.unpinned[name] = max(fence, self.unpinned.get(name, fence))
 
     @rule()
     def release(self) -> None:
