@@ -2,7 +2,8 @@
 
 A block is a prompt up to the end of its facts. Spliced, it is an approximation; prefilled under its real ids it is not,
 and SGLang's radix cache finds it before anything is spliced. What is worth that is what comes again: blocks are counted
-when requests splice them, and the most valuable is prefilled first, by how often it came times its tokens.
+when requests splice them, and the most valuable is prefilled first, by how often it came times its tokens. What is
+expected, since a session's registered question has it, need not come twice.
 """
 
 from __future__ import annotations
@@ -112,8 +113,16 @@ class PromotionTable:
         elif known.is_promoted:
             known.is_promoted = False
             self._count(Event.EVICTED)
-        while len(self._known) > MOST_BLOCKS:
-            self._known.popitem(last=False)
+        self._drop_oldest()
+
+    def expect(self, block: FactBlock) -> None:
+        """A request for the block is to come: it is worth a prefill before it has."""
+        if block.salt is None or not self._may_fit(block):
+            return
+        known = self._known.setdefault(block.key, _Known(block))
+        self._known.move_to_end(block.key)
+        known.uses = max(known.uses, LEAST_USES)
+        self._drop_oldest()
 
     def next(self) -> FactBlock | None:
         """The most valuable block that has come often enough and fits, in place of less valuable ones."""
@@ -145,6 +154,10 @@ class PromotionTable:
         """Drop everything of an owner."""
         for key in [key for key, known in self._known.items() if known.block.owner == owner]:
             del self._known[key]
+
+    def _drop_oldest(self) -> None:
+        while len(self._known) > MOST_BLOCKS:
+            self._known.popitem(last=False)
 
     def _count(self, event: Event) -> None:
         self.counts[event] += 1
@@ -189,6 +202,11 @@ class Promoter:
         if block is not None:
             self.table.see(block, tier)
             self._wake.set()
+
+    def expect(self, block: FactBlock) -> None:
+        """A request is to come; to be called on the event loop."""
+        self.table.expect(block)
+        self._wake.set()
 
     async def run(self) -> None:
         """Promote what is worth it, until the server shuts down; cancel to stop."""

@@ -9,6 +9,7 @@ from typing import Protocol
 from sgl_stateful.errors import BadSessionRequest, SessionNotFound, SessionTooLong
 from sgl_stateful.params import MemoryParams
 from sgl_stateful.planner import Prepared
+from sgl_stateful.promotion import Promoter
 from sgl_stateful.retrieval import Retrieved
 from sgl_stateful.sessions.service import SessionService
 from sgl_stateful.sessions.session import Session
@@ -22,6 +23,9 @@ LOW_PRIORITY = -1000  # below that of any session
 
 class Memory(Protocol):
     """The part of a ``MemoryService`` that questions with facts need."""
+
+    @property
+    def promoter(self) -> Promoter | None: ...
 
     async def retrieve(self, params: MemoryParams, query: str) -> Retrieved: ...
 
@@ -113,6 +117,9 @@ class FlashPrompts:
             reserve_tokens=question.max_tokens,
             retrieved=retrieved,
         )
+        # Whoever asks this session in other words, or for these facts anew, finds them prefilled exactly.
+        if version is None and prepared.report.block is not None and self._memory.promoter is not None:
+            self._memory.promoter.expect(replace(prepared.report.block, salt=behind.salt))
         hold = replace(hold, tokens=len(behind.token_ids))
         prompt = EnginePrompt(prepared.token_ids, behind.salt, hold, prepared.directive)
         return FlashPrompt(present, fact_versions(retrieved), prompt)

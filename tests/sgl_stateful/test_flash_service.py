@@ -371,6 +371,28 @@ async def test_a_gate_answers_in_one_scan_once_it_is_calibrated() -> None:
 # ---- facts ----
 
 
+async def test_what_a_question_with_facts_has_in_front_of_it_is_prefilled_exactly(service: MemoryService) -> None:
+    added = await service.facts.add(ANA, [NewFact("the office is in Porto"), NewFact("the boat is in Faro")])
+    assert await service.wait_for_kv(ANA, [one.fact.id for one in added]) == []
+    async with starting(service) as setup:
+        session = await setup.open()
+        await setup.register(session, "office?", memory=MemoryParams(owner=ANA), query="office?")
+        await setup.settled()
+        assert service.promoter is not None
+        promoted = service.promoter.table
+        await setup.until(lambda: promoted.promoted_blocks)
+        [asked] = [sent.token_ids for sent in setup.engine.asked]
+        [block] = [known.block for known in promoted._known.values()]
+        assert list(block.token_ids) == list(asked[: len(block.token_ids)])
+        shown = bytes(i for i in block.token_ids if i < 256).decode()
+        assert shown.startswith("data")
+        assert shown.endswith(("the office is in Porto\n", "the boat is in Faro\n"))
+        assert (block.owner, block.salt) == (ANA, f"salt of {ANA}")
+        await setup.append(session, "!")
+        await setup.settled()
+        await setup.until(lambda: promoted.promoted_blocks == 2)
+
+
 async def test_facts_are_part_of_the_prompt_and_of_the_key(service: MemoryService) -> None:
     [added] = await service.facts.add(ANA, [NewFact("the office is in Porto")])
     memory = MemoryParams(owner=ANA, mode="text")

@@ -51,6 +51,29 @@ def test_another_block_is_another_block(other: FactBlock) -> None:
     assert known.next() is None
 
 
+def test_what_is_expected_need_not_come_first() -> None:
+    known = table(1000)
+    known.expect(block(0, 100))
+    known.expect(block(0, 100))  # once more, as after another append
+    assert known.next() == block(0, 100)
+    use(known, block(500, 90), 3)
+    assert known.next() == block(500, 90), "3 uses of 90 tokens are worth more than 2 of 100"
+    for other in (block(0, 1001), block(0, 50, salt=None)):
+        known.expect(other)
+    assert len(known) == 2
+
+
+async def test_what_is_expected_is_prefilled(blobs: KVBlobs) -> None:
+    engine = MemoryEngine(blobs)
+    running = promoter(engine)
+    task = asyncio.create_task(running.run())
+    await asyncio.sleep(0)
+    running.expect(block(0, 200))
+    await until(lambda: running.table.promoted_blocks, "promotion")
+    task.cancel()
+    assert [sent.token_ids for sent in engine.sent] == [tuple(range(200))]
+
+
 @pytest.mark.parametrize("tier", ["text", "none"])
 def test_what_is_not_spliced_needs_no_promotion(tier: str) -> None:
     known = table(1000)
