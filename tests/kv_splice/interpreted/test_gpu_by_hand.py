@@ -120,7 +120,7 @@ def assert_near(got: Tensor, want: list[float], dtype: torch.dtype, *, slack: fl
 
 
 @pytest.mark.parametrize("by", ["rows", "facts"])
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", range(16))
 def test_a_splice(seed: int, by: str) -> None:
     it = drawn(seed)
     torch.manual_seed(seed)
@@ -166,7 +166,7 @@ def test_a_splice(seed: int, by: str) -> None:
     assert bool(memory[..., it.heads * it.head_dim :].isnan().all())
 
 
-@pytest.mark.parametrize("seed", range(24, 36))
+@pytest.mark.parametrize("seed", range(24, 32))
 def test_a_capture(seed: int) -> None:
     it = drawn(seed)
     torch.manual_seed(seed)
