@@ -45,10 +45,8 @@ class FlashTable:
         One in so many hits is decoded again, by chance.
     kept_events
         Of each session.
-    queue
-        One that several tables share; None: one of its own.
-    noun
-        What it holds, in messages.
+    queue, noun
+        A queue that several tables share, None for one of its own; and what it holds, in messages.
     clock
         Seconds.
     chance
@@ -318,10 +316,10 @@ class FlashTable:
     def served(self, hit: Hit) -> None:
         """Count a hit, and by chance have it audited."""
         self.counted(hit)
-        entry, stored = hit.entry, hit.stored
-        is_audited = entry.question.is_greedy and self._chance() * self._audit_every < 1
+        is_audited = hit.entry.question.is_greedy and self._chance() * self._audit_every < 1
         if is_audited and len(self._audits) < _MOST_AUDITS:
-            self._audits.append(Run(entry, stored.key, began_at=self.clock(), audits=stored.answer))
+            stored = hit.stored
+            self._audits.append(Run(hit.entry, stored.key, began_at=self.clock(), audits=stored.answer))
 
     # ---- audits ----
 
