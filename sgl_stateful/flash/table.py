@@ -45,10 +45,8 @@ class FlashTable:
         One in so many hits is decoded again, by chance.
     kept_events
         Of each session.
-    queue
-        One that several tables share; None: one of its own.
-    noun
-        What it holds, in messages.
+    queue, noun
+        A queue that several tables share, None for one of its own; and what it holds, in messages.
     clock
         Seconds.
     chance
