@@ -52,6 +52,11 @@ def main(argv: Sequence[str] | None = None) -> None:
             progress.console.print(f"{time.monotonic() - started:4.0f} s  {line}", highlight=False, soft_wrap=True)
 
         def done(report: Report, *, is_finished: bool = False) -> None:
+            """What there is so far, also of a run that is ended before its end."""
+            if args.jsonl is not None:
+                write_whole(args.jsonl, "".join(json.dumps(line) + "\n" for line in suite.lines))
+            if args.plot is not None and suite.samples:
+                draw(suite.samples, args.plot)
             if args.json is None:
                 return
             more = {"servers": suite.servers, "took_s": round(time.monotonic() - started), "finished": is_finished}
@@ -76,10 +81,6 @@ def main(argv: Sequence[str] | None = None) -> None:
             raise
     shutil.rmtree(directory)
     done(suite.report, is_finished=True)
-    if args.jsonl is not None:
-        write_whole(args.jsonl, "".join(json.dumps(line) + "\n" for line in suite.lines))
-    if args.plot is not None and suite.samples:
-        draw(suite.samples, args.plot)
     print(table(suite.report.rows))
     for name, (low, high) in suite.report.intervals.items():
         print(f"{name}: {suite.report.bars[name]:.3f}, 95 % interval {low:.3f}-{high:.3f}")
