@@ -306,7 +306,7 @@ def test_nothing_stale_while_data_comes_in(http: httpx.Client, owner: str) -> No
     question = ids(5, 51)
     register(session, "next", input_ids=question)
     served = 0
-    for step in range(24):
+    for step in range(16):
         version = max(contents)
         match rng.randrange(5):
             case 0:
