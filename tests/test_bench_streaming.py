@@ -5,6 +5,7 @@ from math import inf
 import pytest
 from sessions_bench.clients import Reply
 
+from scripts.streaming_bench.__main__ import as_json
 from scripts.streaming_bench.beside import idle_s
 from scripts.streaming_bench.clients import Sample, sample_of
 from scripts.streaming_bench.figures import BARS, at, interval_of_ratio, ratio
@@ -271,6 +272,14 @@ def test_bars_of_the_others() -> None:
     }
     assert all(low <= bars[name] <= high for name, (low, high) in report.intervals.items())
     assert max(high for _, high in report.intervals.values()) < inf
+
+
+def test_small_sizes_have_rows_and_no_bars() -> None:
+    report = Report()
+    of_interleavings(report, Outcome(interleavings=10, asked=20, stored=8))
+    assert as_json(report, official=True)["bars"] == dict.fromkeys(BARS) | {"stale": 0}
+    small = as_json(report, official=False)
+    assert (small["bars"], len(small["rows"])) == (dict.fromkeys(BARS), 1)  # type: ignore[arg-type]
 
 
 def test_bars_have_the_names_that_others_read() -> None:

@@ -52,10 +52,15 @@ def main(argv: Sequence[str] | None = None) -> None:
             progress.console.print(f"{time.monotonic() - started:4.0f} s  {line}", highlight=False, soft_wrap=True)
 
         def done(report: Report, *, is_finished: bool = False) -> None:
+            """What there is so far, also of a run that is ended before its end."""
+            if args.jsonl is not None:
+                write_whole(args.jsonl, "".join(json.dumps(line) + "\n" for line in suite.lines))
+            if args.plot is not None and suite.samples:
+                draw(suite.samples, args.plot)
             if args.json is None:
                 return
             more = {"servers": suite.servers, "took_s": round(time.monotonic() - started), "finished": is_finished}
-            found = as_json(report) | {"meta": meta | more | {"intervals": report.intervals}}
+            found = as_json(report, official=not args.quick) | {"meta": meta | more | {"intervals": report.intervals}}
             write_whole(args.json, json.dumps(found, indent=1) + "\n")
 
         say(json.dumps(meta))
@@ -76,19 +81,15 @@ def main(argv: Sequence[str] | None = None) -> None:
             raise
     shutil.rmtree(directory)
     done(suite.report, is_finished=True)
-    if args.jsonl is not None:
-        write_whole(args.jsonl, "".join(json.dumps(line) + "\n" for line in suite.lines))
-    if args.plot is not None and suite.samples:
-        draw(suite.samples, args.plot)
     print(table(suite.report.rows))
     for name, (low, high) in suite.report.intervals.items():
         print(f"{name}: {suite.report.bars[name]:.3f}, 95 % interval {low:.3f}-{high:.3f}")
-    print(json.dumps(as_json(suite.report)["bars"]))
+    print(json.dumps(as_json(suite.report, official=not args.quick)["bars"]))
 
 
-def as_json(report: Report) -> dict[str, object]:
-    """Bars and rows with their numbers rounded."""
-    bars = {name: value if value is None else round(value, 4) for name, value in report.bars.items()}
+def as_json(report: Report, *, official: bool) -> dict[str, object]:
+    """Bars and rows with their numbers rounded; no bar where the sizes are not those that the bars are about."""
+    bars = {name: round(value, 4) if official and value is not None else None for name, value in report.bars.items()}
     return {"bars": bars, "rows": [row.as_json() for row in report.rows]}
 
 

@@ -46,6 +46,7 @@ def draw(samples: Mapping[tuple[str, int], Sequence[Sample]], path: Path) -> Non
             )
             axes.plot(lengths, middle, f"{mark}-", color=LIGHT[colour], label=label)
         axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(lambda ms, _: f"{ms:,g}")  # powers would need the math that the style leaves out
         axes.set_xlabel("length of the stream, tokens")
         axes.set_ylabel("time to the first token, ms")
         axes.legend(frameon=False, fontsize=8)

@@ -73,10 +73,10 @@ class AlikeAudit(Audit):
     hits: int = 0
     retired: str | None = None
 
-    def judged(self, *, agreed: bool) -> bool:
-        """One was decoded for real; whether other words are out of service from now on."""
+    def judged(self, *, agreed: bool) -> str | None:
+        """One was decoded for real; why other words are out of service from now on, or None."""
         self.saw(agreed=agreed)
         if self.retired is not None or not self.has_failed:
-            return False
+            return None
         self.retired = self.verdict()
-        return True
+        return self.retired

@@ -343,16 +343,12 @@ class FlashTable:
         return None
 
     def audited(self, run: Run, *, agreed: bool) -> None:
-        """A hit was decoded again; a question whose precision falls under its target is taken out of service.
-
-        For other words than its own, where these were what was asked.
-        """
+        """A hit was decoded again; a question whose precision falls short, or other words for it, go out of service."""
         entry = self._end(run)
         if run.is_void or not self._holds(run):
             return
         if run.asked is not None and entry.alike is not None:
-            if entry.alike.judged(agreed=agreed):
-                why = entry.alike.retired
+            if (why := entry.alike.judged(agreed=agreed)) is not None:
                 self.events.tell(entry.session_id, "semantic_retired", name=entry.name, message=why)
             return
         entry.audit.saw(agreed=agreed)

@@ -183,9 +183,10 @@ def test_the_longest_choice_leads() -> None:
 def test_other_words_go_out_of_service_once() -> None:
     audit = AlikeAudit(target=0.5)
     assert audit.false_accept_share() is None
-    assert [audit.judged(agreed=agreed) for agreed in (True, False, False, False)] == [False, False, False, False]
+    assert [audit.judged(agreed=agreed) for agreed in (True, False, False, False)] == [None] * 4
     assert audit.false_accept_share() == 0.75
     # By Wilson's formula 1 of 6 reaches up to 0.56, 1 of 7 to 0.51, and 1 of 8 to 0.47.
-    assert [audit.judged(agreed=False) for _ in range(5)] == [False, False, False, True, False]
-    assert audit.retired is not None
-    assert audit.retired.startswith("7 of 8 answers")
+    said = [audit.judged(agreed=False) for _ in range(5)]
+    assert [one is None for one in said] == [True, True, True, False, True]
+    assert said[3] == audit.retired
+    assert str(said[3]).startswith("7 of 8 answers")
