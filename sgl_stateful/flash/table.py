@@ -8,9 +8,9 @@
                    ├───────────┘            │ fact, flush, weights   ▼
                    └────────────────────────┘                     retired
 
-No I/O and no engine: time comes from a clock, chance from a generator, and runs are handed out to be done. An answer is
-served where all that it depends on (``AnswerKey``) is what it is now. Whatever changes makes void what it touches, in
-the table and of what runs, and has that evaluated again; a key that was missed by that would still not match.
+No I/O and no engine: time comes from a clock, chance from a generator, runs are handed out to be done. An answer is served
+where all that it depends on (``AnswerKey``) is what it is now. Whatever changes makes void what it touches, in the table
+and of what runs, and has that evaluated again; a key that was missed by that would still not match.
 """
 
 from __future__ import annotations
@@ -47,10 +47,8 @@ class FlashTable:
         Of each session.
     queue, noun
         A queue that several tables share, None for one of its own; and what it holds, in messages.
-    clock
-        Seconds.
-    chance
-        Numbers in [0, 1).
+    clock, chance
+        Seconds; numbers in [0, 1).
     """
 
     def __init__(
@@ -308,18 +306,17 @@ class FlashTable:
 
     def counted(self, hit: Hit) -> None:
         """Count a hit."""
-        entry, stored = hit.entry, hit.stored
-        entry.worth.used += stored.hits == 0
-        entry.hits += 1
-        stored.hits += 1
+        hit.entry.worth.used += hit.stored.hits == 0
+        hit.entry.hits += 1
+        hit.stored.hits += 1
 
     def served(self, hit: Hit, *, asked: Prompt | None = None, audit_every: int | None = None) -> None:
         """Count a hit, and by chance have it audited; ``asked``: what was, where it was not the question itself."""
         self.counted(hit)
-        entry, stored = hit.entry, hit.stored
-        is_audited = entry.question.is_greedy and self._chance() * (audit_every or self._audit_every) < 1
+        is_audited = hit.entry.question.is_greedy and self._chance() * (audit_every or self._audit_every) < 1
         if is_audited and len(self._audits) < _MOST_AUDITS:
-            self._audits.append(Run(entry, stored.key, began_at=self.clock(), audits=stored.answer, asked=asked))
+            stored, now = hit.stored, self.clock()
+            self._audits.append(Run(hit.entry, stored.key, began_at=now, audits=stored.answer, asked=asked))
 
     # ---- audits ----
 
