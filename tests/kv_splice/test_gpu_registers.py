@@ -42,10 +42,6 @@ SOURCES = (
 )
 
 
-# ptxas aims at 48 registers for these, though it has 128, and puts two of them aside.
-SPILLED_BYTES = {("splice", "sm_80", "i8", "fp32", 96, 24, True): 8}
-
-
 class Case(NamedTuple):
     """One kernel for one target."""
 
@@ -146,8 +142,7 @@ def test_a_thread_keeps_everything_in_registers(case: Case, readings: dict[Case,
     got = readings[case].result()
     print(got)  # -rP
     assert got.registers < MOST_REGISTERS
-    assert got.spilled == SPILLED_BYTES.get(case[:7], 0)
-    assert (got.local, got.has_local_code) == (0, False)
+    assert (got.spilled, got.local, got.has_local_code) == (0, 0, False)
     assert 16 in got.loads
     assert 16 in got.stores
     # Where both halves and the rest begin at multiples of 16 bytes, nothing narrower is written.

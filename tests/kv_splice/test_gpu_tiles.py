@@ -46,7 +46,17 @@ def test_what_would_not_stay_in_registers_is_not_tried(
     tried: list[Tile] = []
     Choices().choose(kind, lambda tile: tried.append(tile) or 1.0)
     assert {tile.vectors for tile in tried} == set(range(1, most_vectors + 1))
+    assert max(tile.num_warps for tile in tried) == 8
     assert DEFAULT_TILE in tried
+
+
+@pytest.mark.parametrize(("rotary_dim", "most_warps"), [(128, 8), (64, 4)])
+def test_eight_warps_are_too_many_for_int8_into_fp32_beside_what_does_not_rotate(
+    rotary_dim: int, most_warps: int
+) -> None:
+    kind = KIND._replace(source=torch.int8, target=torch.float32, rotary_dim=rotary_dim)
+    assert max(tile.num_warps for tile in kind.tiles) == most_warps
+    assert DEFAULT_TILE in kind.tiles
 
 
 def test_a_length_that_was_not_measured_takes_the_nearest() -> None:

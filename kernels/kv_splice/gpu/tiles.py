@@ -52,11 +52,14 @@ class Kind(NamedTuple):
         """What is tried of this kind, so that a thread has fewer than 128 registers and spills none.
 
         Two vectors are too many where elements are read wider than they are written, and beside a part of a head that
-        does not rotate.
+        does not rotate. So are eight warps where int8 becomes fp32 beside such a part: ptxas aims at 48 registers for
+        sm_80 then, and spills two.
         """
-        if self.rotary_dim == self.head_dim and self.source.itemsize <= self.target.itemsize:
+        is_whole = self.rotary_dim == self.head_dim
+        if is_whole and self.source.itemsize <= self.target.itemsize:
             return TILES
-        return tuple(tile for tile in TILES if tile.vectors == 1)
+        is_wide = not is_whole and self.source.itemsize == 1 and self.target.itemsize == 4
+        return tuple(tile for tile in TILES if tile.vectors == 1 and not (is_wide and tile.num_warps == 8))
 
 
 class Blocks(NamedTuple):
