@@ -8,9 +8,9 @@
                    ├───────────┘            │ fact, flush, weights   ▼
                    └────────────────────────┘                     retired
 
-No I/O and no engine: time comes from a clock, chance from a generator, runs are handed out to be done. An answer is served
-where all that it depends on (``AnswerKey``) is what it is now. Whatever changes makes void what it touches, in the table
-and of what runs, and has that evaluated again; a key that was missed by that would still not match.
+No I/O and no engine: time comes from a clock, chance from a generator, runs are handed out. An answer is served where
+all that it depends on (``AnswerKey``) is what it is now. Whatever changes makes void what it touches, in the table and
+of what runs, and has that evaluated again; a key that was missed by that would still not match.
 """
 
 from __future__ import annotations
