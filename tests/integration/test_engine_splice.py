@@ -259,12 +259,21 @@ def test_memory_in_the_engine_s_own_api(engine: RunningEngine) -> None:
         sampling_params={
             "max_new_tokens": 4,
             "temperature": 0,
-            "custom_params": {"memory": {"owner": "engine-owner", "k": 1}},
+            "custom_params": {"memory": {"owner": "engine-owner", "k": 2}},
         },
     )
     report = reply["meta_info"]["memory"]
-    assert [fact["id"] for fact in report["facts"]] == [added[0].fact.id]
-    assert report["tier"] == "spliced"
+    assert [fact["id"] for fact in report["facts"]] == [added[1].fact.id, added[0].fact.id], "the best one last"
+    assert (report["tier"], report["policy"]) == ("spliced", "ladder:live+4+32")
+    first, second = (len(service.codec.encode_fact(one.fact).token_ids) for one in reversed(added))
+    page_end = second // engine.page_size * engine.page_size
+    assert report["tokens"]["spliced"] in range(page_end - engine.page_size, second + 1)
+    assert report["tokens"]["prefilled"] >= first
+    alone = engine.engine.generate(
+        prompt="{{memory}}Who keeps the lighthouse?\n",
+        sampling_params={"max_new_tokens": 1, "custom_params": {"memory": {"owner": "engine-owner", "k": 1}}},
+    )["meta_info"]["memory"]
+    assert (alone["tier"], alone["reason"]) == ("text", "first_fact_computed"), "nothing is spliced of one fact"
 
 
 def test_encodings_of_other_weights_are_never_spliced(engine: RunningEngine) -> None:

@@ -35,10 +35,10 @@ def measured(engine: RunningEngine, policy: str) -> Table:
 
 
 def test_the_default_policy_is_not_refused_and_the_bare_header_is(engine: RunningEngine) -> None:
-    default, bare = measured(engine, "ladder:0+4"), measured(engine, "window:0")
+    default, bare = measured(engine, "ladder:live+4"), measured(engine, "window:0")
     # The reference, the floor and the question alone are prefilled as text: what is spliced does not touch them.
     for name in (FLOOR, WITHOUT):
         assert default.row(_K, name).kl == pytest.approx(bare.row(_K, name).kl, abs=1e-3)
-    assert choose(default, Target.FLOOR).repair == "none"
-    assert choose(bare, Target.FLOOR).repair is None
+    assert choose(default, Target.FLOOR).at(_K).repair == "none"
+    assert choose(bare, Target.FLOOR).at(_K).repair is None
     assert verdict_at(bare, _K, "none", Target.FLOOR) is Verdict.BEYOND

@@ -13,7 +13,7 @@ from sessions_http import new_owner
 from streaming_bench.clients import FlashClient
 from streaming_bench.interleavings import TOKENS, Interleavings
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 
 COUNT = int(os.environ.get("FLASH_ENGINE_INTERLEAVINGS", "500"))
 BATCH = 32
