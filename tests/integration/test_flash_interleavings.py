@@ -1,4 +1,4 @@
-"""No answer of an earlier state on the real engine, in seeded interleavings; FLASH_ENGINE_INTERLEAVINGS says how many."""
+"""No answer of an earlier state on the real engine, in FLASH_ENGINE_INTERLEAVINGS (120) seeded interleavings."""
 
 from __future__ import annotations
 
