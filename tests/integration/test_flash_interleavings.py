@@ -1,4 +1,4 @@
-"""No answer of an earlier state on the real engine, in FLASH_ENGINE_INTERLEAVINGS (120) seeded interleavings."""
+"""No answer of an earlier state on the real engine, in FLASH_ENGINE_INTERLEAVINGS (60) seeded interleavings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from streaming_bench.interleavings import TOKENS, Interleavings
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1500)]
 
-COUNT = int(os.environ.get("FLASH_ENGINE_INTERLEAVINGS", "120"))
+COUNT = int(os.environ.get("FLASH_ENGINE_INTERLEAVINGS", "60"))
 BATCH = 32
 
 
