@@ -76,7 +76,9 @@ class Script:
                 facts = json.loads(request.content)["facts"]
                 return httpx.Response(200, json={"facts": [{"id": f"f{at}"} for at, _ in enumerate(facts)]})
             case "/v1/memory/search":
-                return httpx.Response(200, json={"hits": [{"fact": {"id": fact}} for fact in self.found]})
+                return httpx.Response(
+                    200, json={"hits": [{"fact": {"id": fact}, "unboosted": 0.5} for fact in self.found]}
+                )
             case "/flush_cache":
                 return httpx.Response(200, text="Cache flushed.")
         self.bodies.append(json.loads(request.content))
