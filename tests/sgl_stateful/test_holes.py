@@ -8,7 +8,16 @@ from hypothesis import strategies as st
 
 from memstore import EncodingId
 from sgl_stateful.directive import Span
-from sgl_stateful.sglang_adapter.holes import MAX_RUNS, MAX_TOKENS, Run, _next_part, _shared_batch, holes_of
+from sgl_stateful.sglang_adapter.holes import (
+    _PENDING,
+    MAX_RUNS,
+    MAX_TOKENS,
+    Run,
+    _next_part,
+    _shared_batch,
+    around_model_forward,
+    holes_of,
+)
 
 
 def spans_of(*bounds: tuple[int, int]) -> list[Span]:
@@ -104,3 +113,23 @@ def test_holes_stand_in_front_of_their_request_s_own_tokens() -> None:
     assert shared.out_cache_loc.tolist() == [510, 511, 603, 604, 612, 620, 621, 622, 729, 730]
     assert [id(req) for req in shared.reqs] == [id(batch.reqs[i]) for i in (0, 1, 1, 1, 2, 2)]
     assert (batch.prefix_lens, batch.extend_lens, len(batch.reqs)) == ([10, 20, 30], [2, 3, 1], 3)
+
+
+def test_holes_that_cannot_be_computed_end_their_own_requests_alone() -> None:
+    with_holes, other = SimpleNamespace(), SimpleNamespace()
+    runner = SimpleNamespace(device="cpu")  # without what the rows of a request are read from
+    batch = SimpleNamespace(reqs=[other, with_holes])
+    setattr(runner, _PENDING, (batch, [(1, Run(3, 5)), (1, Run(8, 9))]))
+    forwards = []
+
+    def forward(runner: object, forward_batch: object) -> str:
+        forwards.append(forward_batch)
+        return "output"
+
+    assert around_model_forward(forward, runner, "own") == "output"
+    assert forwards == ["own"], "the others' tokens are computed all the same"
+    assert with_holes.skip_radix_cache_insert
+    assert "text between spliced facts" in with_holes.discard_output_reason.message
+    assert vars(other) == {}
+    assert around_model_forward(forward, runner, "next") == "output"
+    assert forwards == ["own", "next"], "and nothing is left for the forward behind"
